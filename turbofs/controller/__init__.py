@@ -1,0 +1,1 @@
+"""The controller service. Planned (issue: predicted replicas)."""

@@ -1,0 +1,1 @@
+"""What is inside files. Planned (issue: small tensor reads): safetensors, torch distributed checkpoints, data sets."""

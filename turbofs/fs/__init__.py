@@ -1,0 +1,1 @@
+"""What the mount means, without FUSE: names, handles, hints, the hidden tree."""

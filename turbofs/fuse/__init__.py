@@ -1,0 +1,1 @@
+"""The only room that imports pyfuse3: request → fs → reply, and the mount's life."""

@@ -1,0 +1,1 @@
+"""Group plans for writes and reads. Planned."""

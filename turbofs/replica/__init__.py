@@ -1,0 +1,1 @@
+"""Policies for predicted replicas and replication hints. Planned."""

@@ -1,0 +1,1 @@
+"""Just-in-time transforms on storage nodes. Planned."""

@@ -1,0 +1,1 @@
+"""Writing. Planned (issue: the mount, writing): staging, chunks, flusher, recovery."""
