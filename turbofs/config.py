@@ -39,6 +39,8 @@ class SourceConfig:
     s3_endpoint: str | None = None
     """Endpoint of an S3-compatible service, with scheme; None: AWS's own."""
     s3_region: str | None = None
+    anonymous: bool = False
+    """Object stores: send unsigned requests, for public buckets."""
 
 
 @dataclass(frozen=True)

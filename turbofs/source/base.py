@@ -86,7 +86,10 @@ class SourceWriter(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Complete the file: when this returns, everything written is durable."""
+        """Complete the file: when this returns, everything written is durable.
+
+        May be called again after a transient error; after any other error it keeps raising.
+        """
 
     @abstractmethod
     async def abort(self) -> None:
@@ -144,6 +147,10 @@ class Source(ABC):
 
     async def readlink(self, path: str) -> str:
         raise self._unsupported("links", path)
+
+    def local_path(self, path: str) -> str | None:
+        """Where the bytes of *path* are a plain local file: its path on this machine, unchecked; else None."""
+        return None
 
     async def space(self) -> Space:
         raise self._unsupported("space", "/")
