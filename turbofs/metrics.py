@@ -1,0 +1,129 @@
+"""Every metric's name, unit and meaning, in one place; one registry a mount.
+
+`SPECIFICATIONS` is the list that documentation and tests read; `Metrics` the live values. The hot calls
+(`request_done`, `bytes_read`) look their labelled child up once and keep it.
+"""
+
+from __future__ import annotations
+
+import errno as _errno
+from dataclasses import dataclass
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+Kind = Literal["counter", "gauge", "histogram"]
+Origin = Literal["cache", "source"]
+
+# From a cache hit (tens of microseconds) to the request deadline (a minute).
+_SECONDS_BUCKETS = (25e-6, 1e-4, 2.5e-4, 1e-3, 2.5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0, 2.5, 10.0, 60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Specification:
+    """One metric. Counters gain the suffix `_total` in the text format."""
+
+    name: str
+    kind: Kind
+    unit: str
+    meaning: str
+    labels: tuple[str, ...] = ()
+
+
+SPECIFICATIONS = (
+    Specification(
+        "turbofs_requests", "counter", "requests", "Kernel requests answered; errno is OK or a name such as ENOENT.", ("op", "errno")
+    ),
+    Specification(
+        "turbofs_request_seconds", "histogram", "seconds", "From a kernel request's arrival to its answer.", ("op",)
+    ),
+    Specification(
+        "turbofs_read_bytes", "counter", "bytes", "Bytes handed to readers, by where they were: cache or source.", ("origin",)
+    ),
+    Specification(
+        "turbofs_source_acts", "counter", "acts", "Acts asked of the source; outcome is ok or the error's errno.", ("act", "outcome")
+    ),
+    Specification("turbofs_source_read_bytes", "counter", "bytes", "Bytes fetched from the source, wanted or not."),
+    Specification("turbofs_source_retries", "counter", "retries", "Acts repeated after a transient error.", ("act",)),
+    Specification("turbofs_fetches_in_flight", "gauge", "fetches", "Reads of the source that have not ended."),
+    Specification("turbofs_cache_bytes", "gauge", "bytes", "Bytes that the extent cache holds."),
+    Specification("turbofs_budget_bytes", "gauge", "bytes", "The memory budget of all buffers."),
+    Specification("turbofs_budget_used_bytes", "gauge", "bytes", "What buffers hold of the budget: cache, fetches, replies."),
+    Specification("turbofs_evictions", "counter", "extents", "Extents that the cache let go for others."),
+    Specification("turbofs_hints", "counter", "hints", "Hints given; outcome is set, removed or refused.", ("name", "outcome")),
+    Specification("turbofs_prefetch_wanted_bytes", "counter", "bytes", "Bytes that prefetch hints asked for."),
+    Specification("turbofs_prefetch_fetched_bytes", "counter", "bytes", "Bytes that prefetches fetched."),
+    Specification("turbofs_prefetch_used_bytes", "counter", "bytes", "Bytes read that a prefetch had brought."),
+    Specification("turbofs_open_handles", "gauge", "handles", "Files that programs hold open."),
+)
+
+
+class Metrics:
+    """The metrics of one mount; attributes are the metrics, without the prefix `turbofs_`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = self._counter("turbofs_requests")
+        self.request_seconds = self._histogram("turbofs_request_seconds")
+        self.read_bytes = self._counter("turbofs_read_bytes")
+        self.source_acts = self._counter("turbofs_source_acts")
+        self.source_read_bytes = self._counter("turbofs_source_read_bytes")
+        self.source_retries = self._counter("turbofs_source_retries")
+        self.fetches_in_flight = self._gauge("turbofs_fetches_in_flight")
+        self.cache_bytes = self._gauge("turbofs_cache_bytes")
+        self.budget_bytes = self._gauge("turbofs_budget_bytes")
+        self.budget_used_bytes = self._gauge("turbofs_budget_used_bytes")
+        self.evictions = self._counter("turbofs_evictions")
+        self.hints = self._counter("turbofs_hints")
+        self.prefetch_wanted_bytes = self._counter("turbofs_prefetch_wanted_bytes")
+        self.prefetch_fetched_bytes = self._counter("turbofs_prefetch_fetched_bytes")
+        self.prefetch_used_bytes = self._counter("turbofs_prefetch_used_bytes")
+        self.open_handles = self._gauge("turbofs_open_handles")
+        self._request_children: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self._read_children = {origin: self.read_bytes.labels(origin) for origin in ("cache", "source")}
+
+    def request_done(self, op: str, errno: int, seconds: float) -> None:
+        """One kernel request was answered, with *errno* (0: success) after *seconds*."""
+        key = (op, errno)
+        children = self._request_children.get(key)
+        if children is None:
+            children = (self.requests.labels(op, errno_name(errno)), self.request_seconds.labels(op))
+            self._request_children[key] = children
+        children[0].inc()
+        children[1].observe(seconds)
+
+    def bytes_read(self, origin: Origin, count: int) -> None:
+        """*count* bytes went to a reader, from the cache or fetched for it."""
+        self._read_children[origin].inc(count)
+
+    def source_act(self, act: str, errno: int) -> None:
+        """The source ended *act* (stat, list, open, read, …), with *errno* or 0."""
+        self.source_acts.labels(act, "ok" if errno == 0 else errno_name(errno)).inc()
+
+    def hint_given(self, name: str, outcome: Literal["set", "removed", "refused"]) -> None:
+        self.hints.labels(name, outcome).inc()
+
+    def render(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str) -> Counter:
+        spec = _specification(name, "counter")
+        return Counter(name, spec.meaning, spec.labels, registry=self.registry)
+
+    def _gauge(self, name: str) -> Gauge:
+        spec = _specification(name, "gauge")
+        return Gauge(name, spec.meaning, spec.labels, registry=self.registry)
+
+    def _histogram(self, name: str) -> Histogram:
+        spec = _specification(name, "histogram")
+        return Histogram(name, spec.meaning, spec.labels, registry=self.registry, buckets=_SECONDS_BUCKETS)
+
+
+def errno_name(errno: int) -> str:
+    """OK for 0, else the symbol: ENOENT, EIO, …"""
+    return "OK" if errno == 0 else _errno.errorcode.get(errno, str(errno))
+
+
+def _specification(name: str, kind: Kind) -> Specification:
+    return next(spec for spec in SPECIFICATIONS if spec.name == name and spec.kind == kind)
