@@ -14,6 +14,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Self
 
 from turbofs.errors import NotSupportedError
 from turbofs.model import (
@@ -107,7 +108,7 @@ class Listing(ABC):
     async def aclose(self) -> None:
         """Stop early. Never raises."""
 
-    async def __aenter__(self) -> Listing:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
