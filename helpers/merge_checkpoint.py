@@ -37,8 +37,6 @@ from typing import Any
 import numpy as np
 
 from torch_checkpoint import (
-    DTYPES,
-    CheckpointError,
     Elements,
     Item,
     Tensor,
@@ -47,6 +45,7 @@ from torch_checkpoint import (
     read_index,
     tensor_in,
 )
+from torch_pickle import DTYPES, CheckpointError
 
 IN_FLIGHT_BYTES = 256 << 20
 """Tensors being assembled at once: enough for many readers of 16 MiB items, little beside the model itself."""
