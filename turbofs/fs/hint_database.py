@@ -27,9 +27,11 @@ _log = structlog.get_logger(__name__)
 class HintDatabase:
     """The table of one mount. One thread at a time; it need not be the same one."""
 
-    def __init__(self, connection: sqlite3.Connection, file: Path) -> None:
+    def __init__(self, connection: sqlite3.Connection, file: Path, found: list[tuple[HintKey, str]]) -> None:
         self._connection = connection
         self._file = file
+        self.found = found
+        """What was in the table when it was opened."""
 
     @classmethod
     def open(cls, file: Path) -> HintDatabase:
@@ -70,15 +72,11 @@ class HintDatabase:
             )
             connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
             connection.execute("COMMIT")
+            found = _rows(connection)
         except BaseException:
             connection.close()
             raise
-        return cls(connection, file)
-
-    def rows(self) -> list[tuple[HintKey, str]]:
-        """Everything in the table."""
-        found = self._connection.execute("SELECT path, uid, name, value FROM hint")
-        return [((os.fsdecode(path), uid, name), value) for path, uid, name, value in found]
+        return cls(connection, file, found)
 
     def apply(self, changes: dict[HintKey, str | None]) -> None:
         """All of *changes* or none. Raises OutOfSpaceError."""
@@ -102,6 +100,14 @@ class HintDatabase:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _rows(connection: sqlite3.Connection) -> list[tuple[HintKey, str]]:
+    try:
+        rows = connection.execute("SELECT path, uid, name, value FROM hint").fetchall()
+        return [((os.fsdecode(path), int(uid), str(name)), str(value)) for path, uid, name, value in rows]
+    except (sqlite3.OperationalError, TypeError, ValueError) as error:
+        raise sqlite3.DatabaseError(f"not a table of hints: {error}") from error
 
 
 def _unwritable(file: Path, error: Exception) -> ConfigError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from decimal import Decimal
 from typing import TypeVar
 
 from turbofs.errors import InvalidRequestError
@@ -24,7 +23,7 @@ LONGEST_DURATION_MS = 366 * 24 * 3_600_000
 LONGEST_WORD = 128
 
 _NUMBER = re.compile(r"([+-]?)([0-9]+)([A-Za-z]*)")
-_FRACTION = re.compile(r"[0-9]+(\.[0-9]+)?|\.[0-9]+")
+_FRACTION = re.compile(r"([01]|0?\.[0-9]{1,9}|1\.0{1,9})")
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
 _SIZE_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _TIME_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
@@ -143,18 +142,15 @@ def format_duration(seconds: float) -> str:
 
 
 def fraction(text: str) -> float:
-    """A decimal number in [0, 1], without sign or exponent."""
-    if not _FRACTION.fullmatch(text) or len(text) > 40:
-        raise ValueError(f"{_shown(text)} is not a decimal number between 0 and 1")
-    number = float(text)
-    if number > 1:
-        raise ValueError(f"{text} is more than 1")
-    return number
+    """A decimal number in [0, 1] with at most nine decimals, without sign or exponent."""
+    if not _FRACTION.fullmatch(text):
+        raise ValueError(f"{_shown(text)} is not a decimal number between 0 and 1 (at most nine decimals)")
+    return float(text)
 
 
 def format_fraction(number: float) -> str:
-    """All digits that make this very float, and never an exponent."""
-    return format(Decimal(repr(number)), "f")
+    """The shortest text, to the ninth decimal, and never an exponent."""
+    return f"{number:.9f}".rstrip("0").removesuffix(".")
 
 
 def _scaled(text: str, units: dict[str, int], kind: str) -> int:

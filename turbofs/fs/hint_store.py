@@ -87,7 +87,7 @@ class HintStore:
         store = cls(most_entries=most_entries, most_bytes=most_bytes)
         if state_file is not None:
             store._database = HintDatabase.open(state_file)
-            for key, value in store._database.rows():
+            for key, value in store._database.found:
                 try:
                     store._put(key, value)
                 except OutOfSpaceError as error:
