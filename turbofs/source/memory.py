@@ -287,6 +287,8 @@ class _MemoryFile(SourceFile):
         wanted = require_range(offset, len(buffer), self.version.size)
         await trio.lowlevel.checkpoint()
         self._look()
+        if not wanted:
+            return 0
         buffer[:wanted] = self._node.data[offset : offset + wanted]
         return wanted
 
@@ -333,9 +335,9 @@ class _MemoryWriter(SourceWriter):
         self._open = False
 
     async def abort(self) -> None:
-        self._open = False
+        was_open, self._open = self._open, False
         self._pending.clear()
-        if self._directory is not None:
+        if was_open and self._directory is not None:
             for name, node in list(self._directory.children.items()):
                 if node is self._node:
                     del self._directory.children[name]
