@@ -58,7 +58,7 @@ class Change(enum.Enum):
 
     SAME = "same"
     GREW = "grew"
-    """The same file, longer: what was read of it is still right only where `keeps_bytes` says so."""
+    """The same file, longer or only touched: what was read of it is still right only where `keeps_bytes` says so."""
     REPLACED = "replaced"
     """Another file, or the same one with other content: nothing known about it holds any more."""
 
@@ -91,13 +91,16 @@ class FileVersion:
         """
         if self.file_id and newer.file_id and self.file_id != newer.file_id:
             return Change.REPLACED
-        if self.size == newer.size and self.mtime_ns == newer.mtime_ns and self._tags_agree(newer):
+        same_size_and_time = self.size == newer.size and self.mtime_ns == newer.mtime_ns
+        if same_size_and_time and self._tags_agree(newer):
             return Change.SAME
         if newer.size > self.size and newer.mtime_ns >= self.mtime_ns:
             return Change.GREW
-        if self.append_only and self.strong and newer.file_id == self.file_id and newer.size == self.size:
-            # HDFS closes a file that was synced to this length, or somebody set its times: growth by nothing.
-            return Change.GREW
+        if self.strong and newer.file_id == self.file_id and newer.size == self.size:
+            if same_size_and_time:
+                return Change.GREW  # only the ctime of a local file moved: chmod, link, rename
+            if self.append_only:
+                return Change.GREW  # HDFS closed a file that was synced to this length, or somebody set its times
         return Change.REPLACED
 
     def keeps_bytes(self, newer: FileVersion) -> bool:

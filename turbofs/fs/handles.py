@@ -1,0 +1,140 @@
+"""Handles: what an open file or directory is while it is open. A handle has one kind of use, so a wrong one is a type error."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import trio
+
+from turbofs.config import ReadConfig
+from turbofs.errors import InvalidRequestError, StaleFileError
+from turbofs.fs.inodes import Inode
+from turbofs.fs.virtual import HintMirror
+from turbofs.model import Attributes, DirectoryEntry
+from turbofs.read.file_reader import FileReader
+from turbofs.read.streams import StreamTracker
+from turbofs.source.base import Listing, Source
+
+
+class ReadHandle:
+    """A file open for reading. Several handles share one reader; the streams are each handle's own."""
+
+    __slots__ = ("inode", "reader", "tracker")
+
+    def __init__(self, inode: Inode, reader: FileReader, config: ReadConfig) -> None:
+        self.inode = inode
+        self.reader = reader
+        self.tracker = StreamTracker(config)
+
+
+class VirtualHandle:
+    """A hidden file's content, as it was when it was opened."""
+
+    __slots__ = ("content", "inode")
+
+    def __init__(self, inode: Inode, content: bytes) -> None:
+        self.inode = inode
+        self.content = content
+
+
+class DirectoryHandle:
+    """A directory being listed. An entry's offset is its place in this handle's list, which only grows: offsets are
+    stable whatever happens to the directory, and a listing always ends.
+
+    Attributes of entries that were passed are let go; who seeks back to them has them looked up again.
+    """
+
+    def __init__(self, inode: Inode, fixed: Sequence[DirectoryEntry] | None = None) -> None:
+        self.inode = inode
+        self.lock = trio.Lock()
+        """One readdir at a time: two would take the same batch."""
+        self._names: list[str] = []
+        self._attributes: list[Attributes | None] = []
+        self._kept_from = 0
+        self._listing: Listing | None = None
+        self._complete = fixed is not None
+        for entry in fixed or ():
+            self._names.append(entry.name)
+            self._attributes.append(entry.attributes)
+
+    async def rewind(self) -> None:
+        """Start over: what is listed from the beginning again is the directory as it is now."""
+        await self.aclose()
+        self._names.clear()
+        self._attributes.clear()
+        self._kept_from = 0
+        self._complete = False
+
+    async def next_batch(self, source: Source) -> Sequence[DirectoryEntry]:
+        """Take the next batch from the source into the list; empty at the end."""
+        if self._complete:
+            return ()
+        if self._listing is None:
+            mirror = self.inode.virtual
+            path = mirror.path if isinstance(mirror, HintMirror) else self.inode.path
+            self._listing = await source.list(path)
+        batch = await self._listing.next_batch()
+        if not batch:
+            self._complete = True
+            await self.aclose()
+            return ()
+        for index in range(self._kept_from, len(self._attributes)):
+            self._attributes[index] = None
+        self._kept_from = len(self._attributes)
+        self._names.extend(entry.name for entry in batch)
+        self._attributes.extend(entry.attributes for entry in batch)
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def at(self, index: int) -> tuple[str, Attributes | None]:
+        return self._names[index], self._attributes[index]
+
+    async def aclose(self) -> None:
+        if self._listing is not None:
+            listing, self._listing = self._listing, None
+            await listing.aclose()
+
+
+Handle = ReadHandle | VirtualHandle | DirectoryHandle
+
+
+class HandleTable:
+    """Numbers for handles, as the kernel keeps them."""
+
+    def __init__(self) -> None:
+        self._handles: dict[int, Handle] = {}
+        self._numbers = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def add(self, handle: Handle) -> int:
+        number = next(self._numbers)
+        self._handles[number] = handle
+        return number
+
+    def file(self, number: int) -> ReadHandle | VirtualHandle:
+        handle = self._get(number)
+        if isinstance(handle, DirectoryHandle):
+            raise InvalidRequestError(f"handle {number} is a directory")
+        return handle
+
+    def directory(self, number: int) -> DirectoryHandle:
+        handle = self._get(number)
+        if not isinstance(handle, DirectoryHandle):
+            raise InvalidRequestError(f"handle {number} is not a directory")
+        return handle
+
+    def remove(self, number: int) -> Handle:
+        handle = self._get(number)
+        del self._handles[number]
+        return handle
+
+    def _get(self, number: int) -> Handle:
+        try:
+            return self._handles[number]
+        except KeyError:
+            raise StaleFileError(f"handle {number} is not open") from None

@@ -1,0 +1,149 @@
+"""Inodes: what the kernel knows by number. Numbers follow from paths, so they survive a forget and a remount.
+
+A number names one file for as long as the kernel knows it. Where a name turns out to be another file (replaced elsewhere),
+the old inode is detached from its name and the name gets a new number; handles that are open on the old one go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from blake3 import blake3
+
+from turbofs.errors import StaleFileError
+from turbofs.fs.virtual import VirtualNode
+from turbofs.model import ROOT, Attributes, FileKind, FileVersion, join
+from turbofs.read.file_reader import FileReader
+
+ROOT_NUMBER = 1
+_NUMBER_MASK = (1 << 63) - 1
+"""Some programs keep inode numbers in signed 64-bit integers."""
+
+
+class Inode:
+    """One file, directory or link, under its current name. `lookups` counts what the kernel holds."""
+
+    __slots__ = (
+        "attributes",
+        "children",
+        "detached",
+        "kernel_version",
+        "lookups",
+        "name",
+        "number",
+        "open_handles",
+        "parent",
+        "reader",
+        "refreshed_at",
+        "virtual",
+    )
+
+    def __init__(self, number: int, parent: Inode | None, name: str, attributes: Attributes) -> None:
+        self.number = number
+        self.parent = parent
+        self.name = name
+        self.attributes = attributes
+        self.refreshed_at = 0.0
+        self.lookups = 0
+        self.open_handles = 0
+        self.detached = False
+        self.children = 0
+        """Inodes in the table that have this one as parent: it must outlive them."""
+        self.reader: FileReader | None = None
+        self.kernel_version: FileVersion | None = None
+        """The version whose pages the kernel's own cache may hold."""
+        self.virtual: VirtualNode | None = None
+
+    @property
+    def kind(self) -> FileKind:
+        return self.attributes.kind
+
+    @property
+    def is_directory(self) -> bool:
+        return self.attributes.kind is FileKind.DIRECTORY
+
+    @property
+    def path(self) -> str:
+        """The path in the source. Raises StaleFileError where this inode (or a directory above) lost its name."""
+        names: list[str] = []
+        node = self
+        while node.parent is not None:
+            if node.detached:
+                raise StaleFileError(f"{node.name!r} is another file now")
+            names.append(node.name)
+            node = node.parent
+        return ROOT + "/".join(reversed(names))
+
+    def child_path(self, name: str) -> str:
+        return join(self.path, name)
+
+
+class InodeTable:
+    """All inodes that the kernel knows or that something holds open."""
+
+    def __init__(self, root_attributes: Attributes) -> None:
+        self.root = Inode(ROOT_NUMBER, None, "", root_attributes)
+        self.root.lookups = 1
+        self._by_number: dict[int, Inode] = {ROOT_NUMBER: self.root}
+        self._by_name: dict[tuple[int, str], Inode] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def __iter__(self) -> Iterator[Inode]:
+        return iter(tuple(self._by_number.values()))
+
+    def get(self, number: int) -> Inode:
+        """Raises StaleFileError for a number that was never told or is forgotten."""
+        try:
+            return self._by_number[number]
+        except KeyError:
+            raise StaleFileError(f"inode {number} is not known") from None
+
+    def child(self, parent: Inode, name: str) -> Inode | None:
+        return self._by_name.get((parent.number, name))
+
+    def add(self, parent: Inode, name: str, attributes: Attributes) -> Inode:
+        """A new inode for a name that has none."""
+        inode = Inode(self._new_number(parent, name), parent, name, attributes)
+        self._by_number[inode.number] = inode
+        self._by_name[parent.number, name] = inode
+        parent.children += 1
+        return inode
+
+    def detach(self, inode: Inode) -> None:
+        """The name of *inode* is another file now, or gone. Forgets it unless the kernel or a handle holds it."""
+        if inode.parent is not None and not inode.detached:
+            inode.detached = True
+            del self._by_name[inode.parent.number, inode.name]
+        self.drop_unused(inode)
+
+    def forget(self, number: int, count: int) -> None:
+        """The kernel lets go of *count* lookups."""
+        inode = self._by_number.get(number)
+        if inode is None or inode is self.root:
+            return
+        inode.lookups = max(0, inode.lookups - count)
+        self.drop_unused(inode)
+
+    def drop_unused(self, inode: Inode) -> bool:
+        """Remove *inode* if nothing refers to it any more; says whether it did."""
+        parent = inode.parent
+        if inode.lookups or inode.open_handles or inode.children or parent is None:
+            return False
+        if self._by_number.pop(inode.number, None) is None:
+            return False
+        if not inode.detached:
+            del self._by_name[parent.number, inode.name]
+        parent.children -= 1
+        self.drop_unused(parent)
+        return True
+
+    def _new_number(self, parent: Inode, name: str) -> int:
+        seed = f"{parent.number}/{name}".encode("utf-8", "surrogateescape")
+        for generation in range(1 << 20):
+            digest = blake3(seed if not generation else seed + b"\0%d" % generation).digest(length=8)
+            number = int.from_bytes(digest, "little") & _NUMBER_MASK
+            if number > ROOT_NUMBER and number not in self._by_number:
+                return number
+        raise AssertionError("no free inode number in a million tries")

@@ -1,0 +1,142 @@
+"""What a name means now: from what the source says to inodes, and what follows when a file changed underneath.
+
+The cheap look (`Source.stat`) may carry a weak version, which proves nothing. Where bytes of the file may be cached (its
+strong version is known), a difference is looked at again with `stat_exact` before anything is concluded. Every decision
+between two awaits is made on the table as it is then.
+"""
+
+from __future__ import annotations
+
+import time
+
+from turbofs.config import FsConfig
+from turbofs.errors import NotFoundError, StaleFileError, TurboError
+from turbofs.fs.inodes import Inode, InodeTable
+from turbofs.fs.owners import OwnerMap
+from turbofs.model import Attributes, Change, FileKind
+from turbofs.source.base import Source
+
+
+class NameService:
+    """Looks names up in the source and keeps the inode table true to it."""
+
+    def __init__(self, source: Source, table: InodeTable, owners: OwnerMap, config: FsConfig) -> None:
+        self._source = source
+        self._table = table
+        self._owners = owners
+        self._timeout_s = config.attribute_timeout_s
+
+    async def look_up(self, parent: Inode, name: str) -> Inode:
+        """The inode that *name* is in *parent* now. Raises NotFoundError and whatever the source raises."""
+        try:
+            seen = await self._source.stat(parent.child_path(name))
+        except NotFoundError:
+            known = self._table.child(parent, name)
+            if known is not None:
+                self._table.detach(known)
+            raise
+        await self._owners.resolve(seen.owner, seen.group)
+        return await self.reconcile(parent, name, seen)
+
+    async def refresh(self, inode: Inode) -> Inode:
+        """Bring the attributes of *inode* up to date where they are older than the attribute timeout.
+
+        An inode that lost its name but is open is asked through its handle, and keeps what was known last where even
+        that is gone. Raises StaleFileError for one that is not open: the kernel then looks the name up again.
+        """
+        if time.monotonic() - inode.refreshed_at < self._timeout_s:
+            return inode
+        if not inode.detached and inode.parent is not None:
+            try:
+                if await self.look_up(inode.parent, inode.name) is inode:
+                    return inode
+            except NotFoundError:
+                pass
+            except StaleFileError:
+                if not inode.open_handles:
+                    raise
+        if not inode.open_handles:
+            raise StaleFileError(f"{inode.name!r} is gone or another file now")
+        await self._refresh_open(inode)
+        return inode
+
+    async def refresh_root(self) -> None:
+        """Ask for the root's attributes; keeps the last ones where the source does not answer. Never raises TurboError."""
+        root = self._table.root
+        try:
+            seen = await self._source.stat("/")
+            await self._owners.resolve(seen.owner, seen.group)
+        except TurboError:
+            return
+        root.attributes = seen
+        root.refreshed_at = time.monotonic()
+
+    def reconcile_nowait(self, parent: Inode, name: str, seen: Attributes) -> Inode | None:
+        """The inode for *seen*, where that needs no further question: a name that is new or unchanged. Else None."""
+        inode = self._table.child(parent, name)
+        if inode is None:
+            inode = self._table.add(parent, name, seen)
+        elif _change(inode, seen) is Change.SAME:
+            _adopt(inode, seen)
+        else:
+            return None
+        inode.refreshed_at = time.monotonic()
+        return inode
+
+    async def reconcile(self, parent: Inode, name: str, seen: Attributes) -> Inode:
+        """The inode for what the source said of *name*; replaces or advances the one that was there."""
+        exact = False
+        while True:
+            inode = self.reconcile_nowait(parent, name, seen)
+            if inode is not None:
+                return inode
+            known = self._table.child(parent, name)
+            assert known is not None
+            if known.attributes.version.strong and not seen.version.strong and not exact:
+                seen = await self._source.stat_exact(parent.child_path(name))
+                exact = True
+            elif _change(known, seen) is Change.REPLACED:
+                self._table.detach(known)
+            else:
+                await self.advance(known, seen)
+                return known
+
+    async def advance(self, inode: Inode, seen: Attributes) -> None:
+        """*inode* is the same file, grown or touched: go on with its new version."""
+        if inode.reader is not None:
+            try:
+                inode.reader.advance(await inode.reader.source_file.refresh())
+            except StaleFileError:
+                self._table.detach(inode)
+                raise
+        inode.attributes = seen
+        inode.refreshed_at = time.monotonic()
+
+    async def _refresh_open(self, inode: Inode) -> None:
+        if inode.reader is None:
+            return
+        try:
+            version = await inode.reader.source_file.refresh()
+        except StaleFileError:
+            return
+        if inode.reader.version != version:
+            inode.reader.advance(version)
+        inode.attributes = inode.attributes.with_version(version)
+        inode.refreshed_at = time.monotonic()
+
+
+def _change(inode: Inode, seen: Attributes) -> Change:
+    known = inode.attributes
+    if known.kind is not seen.kind:
+        return Change.REPLACED
+    if seen.kind is FileKind.FILE:
+        return known.version.compare(seen.version)
+    ids = known.version.file_id, seen.version.file_id
+    return Change.REPLACED if all(ids) and ids[0] != ids[1] else Change.SAME
+
+
+def _adopt(inode: Inode, seen: Attributes) -> None:
+    version = inode.attributes.version
+    if version.strong and not seen.version.strong:
+        seen = seen.with_version(version)
+    inode.attributes = seen

@@ -1,0 +1,168 @@
+"""What the mount tells about itself: metrics, the status of the mount and of single files. From memory alone."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import trio
+from blake3 import blake3
+
+from turbofs import __version__
+from turbofs.config import Config
+from turbofs.errors import NoSuchAttributeError, NotSupportedError
+from turbofs.fs.handles import HandleTable
+from turbofs.fs.hint_store import HintStore
+from turbofs.fs.inodes import Inode
+from turbofs.fs.permissions import READ
+from turbofs.fs.prefetches import Prefetches
+from turbofs.fs.space import SpaceKeeper
+from turbofs.fs.tree import Tree
+from turbofs.metrics import Metrics
+from turbofs.model import Caller
+from turbofs.read.extent_cache import CachedFile, ExtentCache, ExtentState
+from turbofs.source.base import Source
+
+
+class Reports:
+    """Documents for `status`, `.turbofs` and the derived attributes."""
+
+    def __init__(
+        self,
+        source: Source,
+        config: Config,
+        tree: Tree,
+        handles: HandleTable,
+        cache: ExtentCache,
+        hints: HintStore,
+        prefetches: Prefetches,
+        space: SpaceKeeper,
+        metrics: Metrics,
+    ) -> None:
+        self._source = source
+        self._config = config
+        self._tree = tree
+        self._handles = handles
+        self._cache = cache
+        self._hints = hints
+        self._prefetches = prefetches
+        self._space = space
+        self._metrics = metrics
+        self._started = time.time()
+        self.notes: list[str] = []
+        """What the mount could not do as asked (kernel read-ahead, allow_other); shown in status and by the doctor."""
+
+    def stats(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        cache = self._cache.statistics()
+        self._metrics.cache_bytes.set(cache["used_bytes"])
+        self._metrics.budget_bytes.set(cache["limit_bytes"])
+        self._metrics.budget_used_bytes.set(cache["resident_bytes"])
+        return self._metrics.render()
+
+    def mount(self) -> dict[str, object]:
+        """The whole mount as one JSON-able document."""
+        space = self._space.latest
+        return {
+            "version": __version__,
+            "source": self._source.describe(),
+            "mountpoint": str(self._config.mount.mountpoint),
+            "read_only": self._config.mount.read_only,
+            "uptime_s": round(time.time() - self._started, 1),
+            "inodes": len(self._tree.table),
+            "open_handles": len(self._handles),
+            "cache": self._cache.statistics(),
+            "prefetches": [job.as_dict() for job in self._prefetches.running()],
+            "hints": self._hints.statistics(),
+            "space": {"total_bytes": space.total_bytes, "free_bytes": space.free_bytes},
+            "notes": list(self.notes),
+        }
+
+    async def file(self, path: str, caller: Caller) -> dict[str, object]:
+        """One file's document, for a *caller* who may read it."""
+        inode = await self._tree.resolve(path, caller, wanted=READ)
+        try:
+            return self.inode(inode, caller)
+        finally:
+            self._tree.give_back(inode)
+
+    def inode(self, inode: Inode, caller: Caller) -> dict[str, object]:
+        path = inode.path
+        reader = inode.reader
+        cached = reader.cached if reader is not None else None
+        digest = cached.digest.hex() if cached is not None and cached.digest else None
+        return {
+            "path": path,
+            "kind": inode.kind.value,
+            "size": inode.attributes.size,
+            "version": inode.attributes.version.token(),
+            "strong_version": inode.attributes.version.strong,
+            "served_from": self.served_from(inode),
+            "blake3": digest,
+            "open_handles": inode.open_handles,
+            "hints": self._effective_hints(path, caller),
+            "prefetches": [job.as_dict() for job in self._prefetches.of(path)[-8:]],
+            "last_error": self._hints.last_error(path, caller.uid),
+            "cached_ranges": [[r.start, r.stop] for r in cached.ready_ranges()] if cached is not None else [],
+        }
+
+    def served_from(self, inode: Inode) -> str:
+        """Which source the next read would use, and why."""
+        return f"{self._source.uri} (origin: no replica or peer is configured)"
+
+    async def blake3(self, inode: Inode) -> str:
+        """The digest of the content, where it is known: all of this version is in the cache.
+
+        Raises NoSuchAttributeError where it is not.
+        """
+        reader = inode.reader
+        cached = reader.cached if reader is not None else None
+        if cached is None or not cached.version.strong:
+            raise NoSuchAttributeError(
+                f"the digest of {inode.path} is not known", advice="prefetch the whole file and keep it open, then ask"
+            )
+        if cached.digest is None:
+            cached.digest = await self._digest(inode, cached)
+        return cached.digest.hex()
+
+    async def _digest(self, inode: Inode, cached: CachedFile) -> bytes:
+        version = cached.version
+        extents = [extent for extent in cached.extents() if extent.state is ExtentState.READY]
+        if sum(extent.length for extent in extents) != version.size:
+            raise NoSuchAttributeError(
+                f"the digest of {inode.path} is not known: not all of it is cached",
+                advice="prefetch the whole file first",
+            )
+        hasher = blake3()
+
+        def update() -> None:
+            for extent in extents:
+                hasher.update(extent.view(extent.start, extent.stop))
+
+        for extent in extents:
+            self._cache.pin(extent)
+        try:
+            await trio.to_thread.run_sync(update)
+        finally:
+            for extent in extents:
+                self._cache.unpin(extent)
+        if cached.version != version:
+            raise NoSuchAttributeError(f"{inode.path} changed while its digest was computed")
+        return hasher.digest()
+
+    async def local_descriptor(self, path: str, caller: Caller) -> int:
+        """A read-only descriptor of a complete local copy; the caller of this closes it. Raises NotSupportedError."""
+        inode = await self._tree.resolve(path, caller, wanted=READ)
+        try:
+            local = self._source.local_path(inode.path)
+        finally:
+            self._tree.give_back(inode)
+        if local is None:
+            raise NotSupportedError(f"no complete local copy of {path}", advice="read it through the mount")
+        return await trio.to_thread.run_sync(os.open, local, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+    def _effective_hints(self, path: str, caller: Caller) -> dict[str, object]:
+        found = self._hints.effective(path, "user.turbofs.prefetch", uid=caller.uid)
+        if found is None:
+            return {}
+        return {"user.turbofs.prefetch": {"value": found.value, "set_on": found.path, "own": found.own}}

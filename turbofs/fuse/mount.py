@@ -1,0 +1,66 @@
+"""A mount's life: mount, serve, unmount. One per process (pyfuse3 keeps one session in global state)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyfuse3
+import structlog
+import trio
+
+from turbofs.config import Config
+from turbofs.errors import MountError
+from turbofs.fs.filesystem import FileSystem
+from turbofs.fuse.kernel import may_allow_others, raise_read_ahead
+from turbofs.fuse.operations import Operations
+from turbofs.fuse.watchdog import Watchdog
+
+_log = structlog.get_logger(__name__)
+_REQUESTS_AT_ONCE = 512
+"""Tasks that may wait for the source at the same time; the kernel's own limit (max_background) is below it."""
+
+
+async def serve(filesystem: FileSystem, config: Config, ready: Callable[[], None]) -> None:
+    """Mount *filesystem*, call *ready* once it is usable, serve until it is unmounted; unmount if cancelled.
+
+    Raises MountError where the kernel or fusermount3 refuses.
+    """
+    mount = config.mount
+    options = _options(config)
+    if mount.allow_other and "allow_other" not in options:
+        filesystem.reports.notes.append(
+            "only the mounting user may use this mount: /etc/fuse.conf does not say user_allow_other"
+        )
+    try:
+        pyfuse3.init(Operations(filesystem), str(mount.mountpoint), options)
+    except (RuntimeError, OSError) as error:
+        raise MountError(f"cannot mount on {mount.mountpoint}: {error}") from error
+    try:
+        note = raise_read_ahead(mount.mountpoint, mount.read_ahead_kib)
+        if note is not None:
+            _log.warning("read-ahead", note=note)
+            filesystem.reports.notes.append(note)
+        filesystem.start()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Watchdog().run)
+            nursery.start_soon(_serve_requests, nursery.cancel_scope)
+            ready()
+    finally:
+        # Also where the kernel has unmounted already; lazily where files are still open: they get ENOTCONN from now on.
+        pyfuse3.close(unmount=True)
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + config.source.operation_timeout_s):
+            await filesystem.aclose()
+
+
+async def _serve_requests(scope: trio.CancelScope) -> None:
+    await pyfuse3.main(min_tasks=4, max_tasks=_REQUESTS_AT_ONCE)
+    scope.cancel()
+
+
+def _options(config: Config) -> set[str]:
+    mount = config.mount
+    name = mount.source.replace("\\", "\\\\").replace(",", "\\,")
+    options = {"default_permissions", f"fsname={name}", "subtype=turbofs", f"max_background={mount.max_background}"}
+    if mount.allow_other and may_allow_others():
+        options.add("allow_other")
+    return options

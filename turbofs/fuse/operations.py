@@ -1,0 +1,198 @@
+"""The FUSE adapter: a request of the kernel becomes a call of the file system, its outcome a reply. It decides nothing.
+
+Every request is bounded by the request deadline, every error becomes an errno, and nothing else ever leaves a method:
+an exception that reached pyfuse3 would end the mount. pyfuse3 copies the result of `read` to the kernel before any other
+task runs (no await lies between), so a view of the cache is safe to return.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import pyfuse3
+import structlog
+import trio
+
+from turbofs.errors import TurboError
+from turbofs.fs.filesystem import FileSystem
+from turbofs.fs.inodes import Inode
+from turbofs.fuse.replies import entry_attributes, statfs_data
+from turbofs.model import Caller
+
+_log = structlog.get_logger(__name__)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_Method = Callable[Concatenate["Operations", _P], Coroutine[Any, Any, _R]]
+
+# Answers that programs provoke all the time: not worth a line in the log.
+_ORDINARY = frozenset(
+    {errno.ENOENT, errno.ENODATA, errno.ENOTSUP, errno.EROFS, errno.ESTALE, errno.EACCES, errno.ENAMETOOLONG}
+)
+
+
+def request(op: str) -> Callable[[_Method[_P, _R]], _Method[_P, _R]]:
+    """Bound a request by the deadline, count it, and turn whatever it raises into an errno."""
+
+    def decorate(method: _Method[_P, _R]) -> _Method[_P, _R]:
+        @wraps(method)
+        async def run(self: Operations, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+            started = time.perf_counter()
+            code = 0
+            try:
+                with trio.fail_after(self.deadline_s):
+                    return await method(self, *args, **kwargs)
+            except trio.TooSlowError as error:
+                code = errno.ETIMEDOUT
+                _log.warning("request timed out", op=op, deadline_s=self.deadline_s)
+                raise pyfuse3.FUSEError(code) from error
+            except pyfuse3.FUSEError as error:
+                code = error.errno
+                raise
+            except TurboError as error:
+                code = error.errno
+                if code not in _ORDINARY:
+                    _log.warning("request failed", op=op, errno=errno.errorcode.get(code, code), error=str(error))
+                raise pyfuse3.FUSEError(code) from error
+            except Exception as error:
+                code = errno.EIO
+                _log.exception("request failed on a defect of TurboFS", op=op)
+                raise pyfuse3.FUSEError(code) from error
+            finally:
+                self.filesystem.metrics.request_done(op, code, time.perf_counter() - started)
+
+        return run
+
+    return decorate
+
+
+class Operations(pyfuse3.Operations):
+    """pyfuse3's callbacks over *filesystem*."""
+
+    supports_dot_lookup = False
+    enable_writeback_cache = False
+    enable_acl = False
+
+    def __init__(self, filesystem: FileSystem) -> None:
+        super().__init__()
+        self.filesystem = filesystem
+        self.deadline_s = filesystem.config.fs.request_deadline_s
+        self._timeout_s = filesystem.config.fs.attribute_timeout_s
+
+    # --- names
+
+    @request("lookup")
+    async def lookup(
+        self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        return self._entry(await self.filesystem.lookup(parent_inode, name, _caller(ctx)))
+
+    async def forget(self, inode_list: Sequence[tuple[pyfuse3.InodeT, int]]) -> None:
+        self.filesystem.forget(inode_list)
+
+    @request("getattr")
+    async def getattr(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        return self._entry(await self.filesystem.getattr(inode))
+
+    @request("readlink")
+    async def readlink(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileNameT:
+        return pyfuse3.FileNameT(await self.filesystem.readlink(inode))
+
+    # --- files
+
+    @request("open")
+    async def open(self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        opened = await self.filesystem.open(inode, flags)
+        return pyfuse3.FileInfo(
+            fh=pyfuse3.FileHandleT(opened.handle), direct_io=opened.direct_io, keep_cache=opened.keep_cache
+        )
+
+    @request("read")
+    async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> bytes:
+        # pyfuse3 takes any contiguous buffer, though it names bytes.
+        return await self.filesystem.read(fh, off, size)  # type: ignore[return-value]
+
+    @request("flush")
+    async def flush(self, fh: pyfuse3.FileHandleT) -> None:
+        await trio.lowlevel.checkpoint()  # nothing is written yet, so nothing waits for a close
+
+    @request("release")
+    async def release(self, fh: pyfuse3.FileHandleT) -> None:
+        await self.filesystem.release(fh)
+
+    @request("fsync")
+    async def fsync(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
+        await trio.lowlevel.checkpoint()
+
+    # --- directories
+
+    @request("opendir")
+    async def opendir(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileHandleT:
+        return pyfuse3.FileHandleT(await self.filesystem.opendir(inode, _caller(ctx)))
+
+    @request("readdir")
+    async def readdir(self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        def emit(name: bytes, inode: Inode, next_id: int) -> bool:
+            return pyfuse3.readdir_reply(token, pyfuse3.FileNameT(name), self._entry(inode), next_id)
+
+        await self.filesystem.readdir(fh, start_id, emit)
+
+    @request("releasedir")
+    async def releasedir(self, fh: pyfuse3.FileHandleT) -> None:
+        await self.filesystem.releasedir(fh)
+
+    @request("fsyncdir")
+    async def fsyncdir(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
+        await trio.lowlevel.checkpoint()
+
+    # --- extended attributes
+
+    @request("setxattr")
+    async def setxattr(
+        self, inode: pyfuse3.InodeT, name: pyfuse3.XAttrNameT, value: bytes, ctx: pyfuse3.RequestContext
+    ) -> None:
+        await self.filesystem.setxattr(inode, name, value, _caller(ctx))
+
+    @request("getxattr")
+    async def getxattr(self, inode: pyfuse3.InodeT, name: pyfuse3.XAttrNameT, ctx: pyfuse3.RequestContext) -> bytes:
+        return await self.filesystem.getxattr(inode, name, _caller(ctx))
+
+    @request("listxattr")
+    async def listxattr(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> Sequence[pyfuse3.XAttrNameT]:
+        names = await self.filesystem.listxattr(inode, _caller(ctx))
+        return [pyfuse3.XAttrNameT(name) for name in names]
+
+    @request("removexattr")
+    async def removexattr(self, inode: pyfuse3.InodeT, name: pyfuse3.XAttrNameT, ctx: pyfuse3.RequestContext) -> None:
+        await self.filesystem.removexattr(inode, name, _caller(ctx))
+
+    # --- the mount as a whole
+
+    @request("statfs")
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        return statfs_data(self.filesystem.statfs())
+
+    def _entry(self, inode: Inode) -> pyfuse3.EntryAttributes:
+        uid, gid = self.filesystem.tree.owner_of(inode.attributes)
+        return entry_attributes(inode, uid, gid, self._timeout_s)
+
+
+def _refuse(op: str) -> Any:
+    @request(op)
+    async def refused(self: Operations, *_arguments: object) -> None:
+        await trio.lowlevel.checkpoint()
+        raise pyfuse3.FUSEError(errno.EROFS)
+
+    return refused
+
+
+# `--read-only` is enforced here and never by the kernel's `ro`, which would refuse setfattr, and with it all hints.
+for _op in ("setattr", "mknod", "mkdir", "unlink", "rmdir", "symlink", "rename", "link", "create", "write"):
+    setattr(Operations, _op, _refuse(_op))
+
+
+def _caller(ctx: pyfuse3.RequestContext) -> Caller:
+    return Caller(ctx.uid, ctx.gid, ctx.pid)

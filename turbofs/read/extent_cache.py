@@ -1,0 +1,270 @@
+"""The extent cache: byte ranges of file versions in memory, under one budget, one fetch for each range.
+
+An extent is first queued, then being fetched, then ready; whoever wants its bytes waits for the same fetch. Extents of
+one file never overlap. The policy resists scans: an extent enters on probation; it is evicted first once its bytes were
+read to the end (the kernel's own cache has them by then), and is protected only when it is read a second time, as in
+the segmented LRU of Karedla, Love and Wherry ("Caching strategies to improve disk system performance", 1994).
+What was read ahead and not used yet is never evicted by more read-ahead, only by a demanded read that has no other way.
+
+All methods run on the event loop and none awaits but `allocate`: no invariant spans an await.
+"""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import trio
+
+from turbofs.model import ByteRange, FileVersion
+from turbofs.read.memory_budget import Buffer, MemoryBudget
+
+_PROTECTED_SHARE = 0.5
+"""Of the budget: the other half is always there for streams."""
+
+
+class ExtentState(enum.Enum):
+    QUEUED = "queued"
+    FETCHING = "fetching"
+    READY = "ready"
+    FAILED = "failed"
+    """Out of the cache: its fetch failed, was given up, or its file changed."""
+
+
+class Extent:
+    """Bytes [start, stop) of one file version. `settled` is set once it is ready or failed (`error` says why)."""
+
+    __slots__ = ("buffer", "demanded", "error", "file", "pins", "queue", "read_to", "settled", "start", "state", "stop")
+
+    def __init__(self, file: CachedFile, start: int, stop: int, demanded: bool) -> None:
+        self.file = file
+        self.start = start
+        self.stop = stop
+        self.demanded = demanded
+        self.state = ExtentState.QUEUED
+        self.buffer: Buffer | None = None
+        self.error: BaseException | None = None
+        self.settled = trio.Event()
+        self.read_to = start
+        self.pins = 0
+        self.queue: OrderedDict[Extent, None] | None = None
+
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
+    def view(self, start: int, stop: int) -> memoryview:
+        """Bytes [start, stop) of the file, which must lie inside a ready extent. Valid until the next await."""
+        assert self.buffer is not None
+        return self.buffer.view[start - self.start : stop - self.start]
+
+
+class CachedFile:
+    """What is cached of one version of one file, ordered by offset."""
+
+    __slots__ = ("_extents", "_starts", "digest", "version")
+
+    def __init__(self, version: FileVersion) -> None:
+        self.version = version
+        self.digest: bytes | None = None
+        self._starts: list[int] = []
+        self._extents: list[Extent] = []
+
+    def find(self, offset: int) -> Extent | None:
+        """The extent that holds the byte at *offset*, whatever its state."""
+        index = bisect_right(self._starts, offset) - 1
+        if index < 0:
+            return None
+        extent = self._extents[index]
+        return extent if offset < extent.stop else None
+
+    def gaps(self, start: int, stop: int) -> Iterator[ByteRange]:
+        """The parts of [start, stop) that no extent covers, in order."""
+        index = max(bisect_right(self._starts, start) - 1, 0)
+        position = start
+        for extent in self._extents[index:]:
+            if extent.start >= stop:
+                break
+            if extent.start > position:
+                yield ByteRange(position, extent.start)
+            position = max(position, extent.stop)
+        if position < stop:
+            yield ByteRange(position, stop)
+
+    def ready_ranges(self) -> list[ByteRange]:
+        """What is in memory, adjacent extents joined."""
+        joined: list[ByteRange] = []
+        for extent in self._extents:
+            if extent.state is not ExtentState.READY:
+                continue
+            if joined and joined[-1].stop == extent.start:
+                joined[-1] = ByteRange(joined[-1].start, extent.stop)
+            else:
+                joined.append(ByteRange(extent.start, extent.stop))
+        return joined
+
+    def extents(self) -> tuple[Extent, ...]:
+        return tuple(self._extents)
+
+    def _insert(self, extent: Extent) -> None:
+        index = bisect_right(self._starts, extent.start)
+        assert index == 0 or self._extents[index - 1].stop <= extent.start
+        assert index == len(self._extents) or extent.stop <= self._starts[index]
+        self._starts.insert(index, extent.start)
+        self._extents.insert(index, extent)
+
+    def _remove(self, extent: Extent) -> None:
+        index = bisect_right(self._starts, extent.start) - 1
+        if index >= 0 and self._extents[index] is extent:
+            del self._starts[index]
+            del self._extents[index]
+
+
+class ExtentCache:
+    """All cached files of a mount. Raises nothing but trio.Cancelled."""
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self.budget = budget
+        self._unread: OrderedDict[Extent, None] = OrderedDict()
+        self._used: OrderedDict[Extent, None] = OrderedDict()
+        self._protected: OrderedDict[Extent, None] = OrderedDict()
+        self._protected_bytes = 0
+        self._waiting_for_memory = trio.lowlevel.ParkingLot()
+        self.evictions = 0
+        self.unread_evictions = 0
+
+    def add(self, file: CachedFile, start: int, stop: int, *, demanded: bool) -> Extent:
+        """Announce a fetch of [start, stop), which must be a gap of *file*."""
+        extent = Extent(file, start, stop, demanded)
+        file._insert(extent)  # noqa: SLF001  the cache is the only writer of a file's extents
+        return extent
+
+    async def allocate(self, extent: Extent) -> None:
+        """Give a demanded extent its buffer, waiting for memory where all of it is being filled."""
+        while not self.allocate_nowait(extent):
+            await self._waiting_for_memory.park()
+
+    def allocate_nowait(self, extent: Extent) -> bool:
+        """Give an extent its buffer, evicting what may go for it; False where nothing may."""
+        while True:
+            buffer = self.budget.allocate_nowait(extent.length)
+            if buffer is not None:
+                extent.buffer = buffer
+                return True
+            if not self._evict_one(extent.demanded):
+                return False
+
+    def settle(self, extent: Extent, error: BaseException | None = None) -> None:
+        """The fetch of *extent* ended: its bytes are there, or it leaves the cache with *error*."""
+        if extent.state is ExtentState.FAILED:  # its file changed while it was being fetched
+            self._release(extent)
+            return
+        if error is None:
+            extent.state = ExtentState.READY
+            self._enqueue(extent, self._unread)
+        else:
+            extent.error = error
+            self.drop(extent)
+            self._release(extent)
+        extent.settled.set()
+
+    def drop(self, extent: Extent) -> None:
+        """Take *extent* out. One that is still being fetched keeps its buffer until `settle`."""
+        extent.file._remove(extent)  # noqa: SLF001
+        fetching = extent.state is ExtentState.FETCHING
+        extent.state = ExtentState.FAILED
+        self._dequeue(extent)
+        extent.settled.set()
+        if not fetching:
+            self._release(extent)
+
+    def drop_file(self, file: CachedFile) -> None:
+        """Forget all that is cached of *file*; fetches under way end in nothing."""
+        for extent in file.extents():
+            self.drop(extent)
+        file.digest = None
+
+    def advance(self, file: CachedFile, version: FileVersion) -> None:
+        """*file* became *version*: keep its bytes where they are still its first bytes, else forget them."""
+        if not file.version.keeps_bytes(version):
+            self.drop_file(file)
+        file.version = version
+        file.digest = None
+
+    def touch(self, extent: Extent, start: int, stop: int) -> None:
+        """Note that [start, stop) of a ready extent is read now."""
+        queue = extent.queue
+        if queue is self._protected:
+            self._protected.move_to_end(extent)
+        elif queue is self._used and start < extent.read_to:
+            self._protect(extent)
+        if stop > extent.read_to:
+            extent.read_to = stop
+            if stop >= extent.stop and queue is self._unread:
+                self._enqueue(extent, self._used)
+                self._wake()
+
+    def pin(self, extent: Extent) -> None:
+        """Keep a ready extent's bytes in place while another thread reads them."""
+        extent.pins += 1
+
+    def unpin(self, extent: Extent) -> None:
+        extent.pins -= 1
+        if extent.state is ExtentState.FAILED:
+            self._release(extent)
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "limit_bytes": self.budget.limit_bytes,
+            "used_bytes": self.budget.used_bytes,
+            "resident_bytes": self.budget.resident_bytes,
+            "extents": len(self._unread) + len(self._used) + len(self._protected),
+            "unread_extents": len(self._unread),
+            "protected_bytes": self._protected_bytes,
+            "evictions": self.evictions,
+            "unread_evictions": self.unread_evictions,
+        }
+
+    def _evict_one(self, demanded: bool) -> bool:
+        queues = (self._used, self._protected, self._unread) if demanded else (self._used,)
+        for queue in queues:
+            victim = next((extent for extent in queue if not extent.pins), None)
+            if victim is not None:
+                self.evictions += 1
+                self.unread_evictions += queue is self._unread
+                self.drop(victim)
+                return True
+        return False
+
+    def _protect(self, extent: Extent) -> None:
+        self._enqueue(extent, self._protected)
+        self._protected_bytes += extent.length
+        while self._protected_bytes > self.budget.limit_bytes * _PROTECTED_SHARE:
+            oldest = next(iter(self._protected))
+            if oldest is extent:
+                break
+            self._enqueue(oldest, self._used)
+
+    def _enqueue(self, extent: Extent, queue: OrderedDict[Extent, None]) -> None:
+        self._dequeue(extent)
+        queue[extent] = None
+        extent.queue = queue
+
+    def _dequeue(self, extent: Extent) -> None:
+        if extent.queue is not None:
+            del extent.queue[extent]
+            if extent.queue is self._protected:
+                self._protected_bytes -= extent.length
+            extent.queue = None
+
+    def _release(self, extent: Extent) -> None:
+        if extent.buffer is not None and not extent.pins:
+            self.budget.free(extent.buffer)
+            extent.buffer = None
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting_for_memory:
+            self._waiting_for_memory.unpark_all()
