@@ -1,0 +1,139 @@
+"""When an act is repeated, and for how long: the policy of the retrying source, without any source."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import structlog
+import trio
+
+from turbofs.config import SourceConfig
+from turbofs.errors import DeadlineExceededError, SourceUnavailableError, TurboError
+
+T = TypeVar("T")
+OnRetry = Callable[[TurboError, float], None]
+"""Told before each pause: the error of the last attempt, and how many seconds are left."""
+
+SLOWEST_BYTES_PER_S = 1 << 20
+"""An attempt that carries data gets time for it on top: below 1 MiB/s per stream another attempt is worth trying."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Retrier:
+    """Repeats transient failures with exponential back-off and full jitter, until one deadline for all attempts.
+
+    Full jitter (a pause anywhere between nothing and the limit) keeps hundreds of mounts from coming back together to
+    a NameNode that has just restarted.
+    """
+
+    def __init__(self, config: SourceConfig, uri: str, *, chance: random.Random | None = None) -> None:
+        self._config = config
+        self._uri = uri
+        self._chance = chance or random.Random()  # noqa: S311 - spreads load, guards nothing
+        self._away_since: float | None = None
+        self.retries = 0
+        """Attempts that were not the first of their act."""
+
+    def deadline(self) -> float:
+        """When an act that begins now has to be done, on trio's clock."""
+        return trio.current_time() + self._config.deadline_s
+
+    async def run(
+        self,
+        act: str,
+        path: str,
+        attempt: Callable[[], Awaitable[T]],
+        *,
+        deadline: float | None = None,
+        carries_bytes: int = 0,
+        on_retry: OnRetry | None = None,
+    ) -> T:
+        """Do *attempt* until it succeeds; it must be safe to repeat.
+
+        Errors that are not transient come out at once. At *deadline* (trio's clock; None: from now on) raises
+        DeadlineExceededError, chained to the last attempt's error. *carries_bytes*: how much data one attempt moves.
+        """
+        limit = self.deadline() if deadline is None else deadline
+        attempt_s = self._config.operation_timeout_s + carries_bytes / SLOWEST_BYTES_PER_S
+        number = 0
+        while True:
+            outcome = await self._attempt(act, path, attempt, min(attempt_s, limit - trio.current_time()))
+            if isinstance(outcome, _Answer):
+                self._note_answer()
+                return outcome.value
+            left_s = limit - trio.current_time()
+            if left_s <= 0:
+                raise DeadlineExceededError(
+                    f"cannot {act} {path}: given up after {number + 1} attempts; the last one: {outcome}"
+                ) from outcome
+            self._note_retry(outcome)
+            if on_retry is not None:
+                on_retry(outcome, left_s)
+            await trio.sleep(min(self._pause_s(number), left_s))
+            number += 1
+
+    async def run_once(
+        self,
+        act: str,
+        path: str,
+        attempt: Callable[[], Awaitable[None]],
+        took_effect: Callable[[], Awaitable[bool]],
+        *,
+        deadline: float | None = None,
+    ) -> None:
+        """As `run`, for an act that must not be done twice.
+
+        An attempt without an answer may have taken effect, and one that timed out still may. So *took_effect* is asked
+        before each repetition, and again where a repetition is refused.
+        """
+        tried = False
+
+        async def checked() -> None:
+            nonlocal tried
+            again, tried = tried, True
+            if again and await took_effect():
+                return
+            try:
+                await attempt()
+            except TurboError as error:
+                if not again or error.transient or not await took_effect():
+                    raise
+
+        await self.run(act, path, checked, deadline=deadline)
+
+    async def _attempt(
+        self, act: str, path: str, attempt: Callable[[], Awaitable[T]], timeout_s: float
+    ) -> _Answer[T] | TurboError:
+        with trio.move_on_after(max(0.0, timeout_s)):
+            try:
+                return _Answer(await attempt())
+            except TurboError as error:
+                if not error.transient:
+                    raise
+                return error
+        return SourceUnavailableError(f"no answer to {act} {path} within {timeout_s:.1f} s")
+
+    def _pause_s(self, number: int) -> float:
+        longest_s = min(self._config.backoff_limit_s, self._config.backoff_first_s * 2.0 ** min(number, 30))
+        return self._chance.uniform(0.0, longest_s)
+
+    def _note_retry(self, error: TurboError) -> None:
+        self.retries += 1
+        if self._away_since is None:  # one line for an outage, not one for each of its readers
+            self._away_since = trio.current_time()
+            _log.warning("source does not answer; retrying", source=self._uri, error=str(error))
+
+    def _note_answer(self) -> None:
+        if self._away_since is not None:
+            seconds = round(trio.current_time() - self._away_since, 1)
+            self._away_since = None
+            _log.info("source answers again", source=self._uri, after_s=seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer(Generic[T]):
+    value: T
