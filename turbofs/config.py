@@ -96,6 +96,8 @@ class MountConfig:
     log_format: str = "auto"
     """`json`, `console`, or `auto`: console on a terminal, JSON elsewhere."""
     log_level: str = "info"
+    log_dir: Path | None = None
+    """Where a daemon in the background logs; None: /var/log/turbofs for root, else the user's log folder."""
 
 
 @dataclass(frozen=True)

@@ -32,25 +32,33 @@ class Specification:
 
 SPECIFICATIONS = (
     Specification(
-        "turbofs_requests", "counter", "requests", "Kernel requests answered; errno is OK or a name such as ENOENT.", ("op", "errno")
+        "turbofs_requests",
+        "counter",
+        "requests",
+        "Kernel requests answered; errno is OK or a name such as ENOENT.",
+        ("op", "errno"),
     ),
     Specification(
         "turbofs_request_seconds", "histogram", "seconds", "From a kernel request's arrival to its answer.", ("op",)
     ),
     Specification(
-        "turbofs_read_bytes", "counter", "bytes", "Bytes handed to readers, by where they were: cache or source.", ("origin",)
+        "turbofs_read_bytes", "counter", "bytes", "Bytes handed to readers, from cache or source.", ("origin",)
     ),
     Specification(
-        "turbofs_source_acts", "counter", "acts", "Acts asked of the source; outcome is ok or the error's errno.", ("act", "outcome")
+        "turbofs_source_acts",
+        "counter",
+        "acts",
+        "Acts asked of the source; outcome: ok or an errno.",
+        ("act", "outcome"),
     ),
     Specification("turbofs_source_read_bytes", "counter", "bytes", "Bytes fetched from the source, wanted or not."),
     Specification("turbofs_source_retries", "counter", "retries", "Acts repeated after a transient error.", ("act",)),
     Specification("turbofs_fetches_in_flight", "gauge", "fetches", "Reads of the source that have not ended."),
     Specification("turbofs_cache_bytes", "gauge", "bytes", "Bytes that the extent cache holds."),
     Specification("turbofs_budget_bytes", "gauge", "bytes", "The memory budget of all buffers."),
-    Specification("turbofs_budget_used_bytes", "gauge", "bytes", "What buffers hold of the budget: cache, fetches, replies."),
+    Specification("turbofs_budget_used_bytes", "gauge", "bytes", "What cache, fetches and replies hold of it."),
     Specification("turbofs_evictions", "counter", "extents", "Extents that the cache let go for others."),
-    Specification("turbofs_hints", "counter", "hints", "Hints given; outcome is set, removed or refused.", ("name", "outcome")),
+    Specification("turbofs_hints", "counter", "hints", "Hints given: set, removed or refused.", ("name", "outcome")),
     Specification("turbofs_prefetch_wanted_bytes", "counter", "bytes", "Bytes that prefetch hints asked for."),
     Specification("turbofs_prefetch_fetched_bytes", "counter", "bytes", "Bytes that prefetches fetched."),
     Specification("turbofs_prefetch_used_bytes", "counter", "bytes", "Bytes read that a prefetch had brought."),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import os
 import tomllib
 import types
 import typing
@@ -35,10 +34,13 @@ _MAY_BE_ZERO = {("fs", "attribute_timeout"), ("fs", "owner_timeout"), ("fs", "sp
 _LEAST = {("read", "memory"): 32 << 20, ("read", "extent"): 64 << 10, ("read", "first_extent"): 4 << 10}
 
 # What mount(8), fstab and systemd add to every mount: not ours to act on, and no mistake either.
-_GENERIC_OPTIONS = frozenset(
-    "defaults rw auto noauto user nouser users owner group nofail _netdev dev nodev suid nosuid exec noexec atime noatime "
-    "diratime nodiratime relatime norelatime strictatime async sync remount".split()  # noqa: SIM905
-)
+# fmt: off
+_GENERIC_OPTIONS = frozenset({
+    "defaults", "rw", "auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev", "dev",
+    "nodev", "suid", "nosuid", "exec", "noexec", "atime", "noatime", "diratime", "nodiratime", "relatime",
+    "norelatime", "strictatime", "async", "sync", "remount",
+})
+# fmt: on
 
 Values = dict[tuple[str, str], object]
 """(room, key) → a value of the field's type."""
@@ -126,21 +128,24 @@ def flag_values(**flags: object) -> Values:
     return values
 
 
-def build_config(*layers: Values, effective_uid: int | None = None) -> Config:
+def build_config(*layers: Values) -> Config:
     """One Config from *layers*, later ones winning. Raises ConfigError where no source or directory is named.
 
-    The memory budget is made definite here. `allow_other` is on for root only, unless it is set: without
-    `user_allow_other` in /etc/fuse.conf a user's mount that asks for it is refused.
+    The memory budget is made definite here.
     """
     merged: Values = {}
     for layer in layers:
         merged.update(layer)
     for name, what in (("source", "no source is named"), ("mountpoint", "no directory is named")):
         if ("mount", name) not in merged:
-            raise ConfigError(what, advice="use `turbofs mount SOURCE DIR`, or set it under [mount] in the configuration")
+            raise ConfigError(what, advice="use `turbofs mount SOURCE DIR`, or set it under [mount]")
     merged.setdefault(("read", "memory"), default_memory_bytes())
-    merged.setdefault(("mount", "allow_other"), (os.geteuid() if effective_uid is None else effective_uid) == 0)
     return _assemble(merged)
+
+
+def with_mountpoint(config: Config, mountpoint: Path) -> Config:
+    """*config* for the mount point as it was resolved."""
+    return dataclasses.replace(config, mount=dataclasses.replace(config.mount, mountpoint=mountpoint))
 
 
 def to_document(config: Config) -> dict[str, dict[str, object]]:

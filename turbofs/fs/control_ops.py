@@ -112,8 +112,7 @@ class ControlOps:
         arguments.none_left()
         if path is not None:
             return Answer(await self._filesystem.file_status(path, caller))
-        jobs = [_job_document(job) for job, _ in self._jobs.values() if job.state == "running"]
-        return Answer({"daemon": dict(self._identity), "prefetches": jobs} | self._filesystem.status())
+        return Answer({"daemon": dict(self._identity)} | self._filesystem.status())
 
     async def _hint(self, arguments: _Arguments, caller: Caller) -> Answer:
         path, name = arguments.path(), arguments.take("name", str)
@@ -134,7 +133,7 @@ class ControlOps:
         job, owner = self._job(arguments.take("job", int))
         arguments.none_left()
         if caller.uid not in {0, owner}:
-            raise NotPermittedError(f"job {job.id} is user {owner}'s", advice="only its owner and root may cancel a job")
+            raise NotPermittedError(f"job {job.id} is user {owner}'s", advice="its owner and root may cancel it")
         job.cancel()
         return Answer(_job_document(job))
 

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from turbofs.errors import DeadlineExceededError, NotReachableError, ProtocolError
 from turbofs.wire import control_codec as codec
@@ -81,7 +82,7 @@ class ControlClient:
         while self._descriptors:
             os.close(self._descriptors.popleft())
 
-    def __enter__(self) -> ControlClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

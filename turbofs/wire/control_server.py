@@ -45,7 +45,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a handler returns. The server closes `descriptor` after passing it on, and forwards `events` until they end."""
+    """What a handler returns; the server closes `descriptor` once it is passed on, and forwards `events` to their end."""
 
     result: object = None
     descriptor: int | None = None
@@ -93,7 +93,7 @@ class ControlServer:
                     await _Connection(connection, caller, self._handler, self._limits).serve()
             except* (OSError, trio.TooSlowError, trio.BrokenResourceError) as errors:
                 _log.debug("control connection lost", error=str(errors.exceptions[0]))
-            except* Exception:
+            except* Exception:  # noqa: BLE001 - the reason is the next line
                 # A defect in one request must not end the mount; the connection it came over is closed.
                 _log.exception("control connection failed")
 
@@ -162,7 +162,7 @@ class _Connection:
             request = codec.parse_request(message)
             if self._in_flight >= self._limits.requests_per_connection:
                 raise BusyError(
-                    f"{self._in_flight} requests of this connection are in flight", advice="wait for some to be answered"
+                    f"{self._in_flight} requests of this connection wait for answers", advice="wait for some"
                 )
         except TurboError as error:
             await self._send(codec.failure(request_id, error))
@@ -175,7 +175,7 @@ class _Connection:
             answer = await self._handler.handle(request, self._caller)
         except TurboError as error:
             await self._send(codec.failure(request.id, error))
-        except Exception:
+        except Exception:  # noqa: BLE001 - answered and logged, and the next request is served
             _log.exception("control request failed", op=request.op)
             await self._send(codec.failure(request.id, TurboError("the daemon failed on this request; see its log")))
         else:
@@ -208,7 +208,7 @@ class _Connection:
         with trio.fail_after(self._limits.frame_s):
             async with self._sending:
                 if descriptor is not None:
-                    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+                    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]).tobytes())]
                     data = data[await self._socket.sendmsg([data], rights) :]
                 while data:
                     data = data[await self._socket.send(data) :]

@@ -176,8 +176,8 @@ def _lock(lock: int, folder: Path, mountpoint: str) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         record = read_record(folder)
-        who = f"by the daemon {record.pid} ({record.source})" if record else "by a daemon that is starting or ending"
-        raise BusyError(f"{mountpoint} is already served {who}", advice=f"`turbofs umount {mountpoint}` first") from None
+        who = f"the daemon {record.pid} ({record.source})" if record else "a daemon that is starting or ending"
+        raise BusyError(f"{who} serves {mountpoint} already", advice=f"`turbofs umount {mountpoint}` first") from None
     try:
         current = os.stat(folder / "lock").st_ino == os.fstat(lock).st_ino
     except FileNotFoundError:

@@ -1,0 +1,146 @@
+"""The mount's daemon: builds the object graph, serves until it is told to stop, and leaves nothing behind.
+
+`turbofs mount -f` runs it in its own process. Otherwise `turbofs mount` starts `python -m turbofs.cli.daemon FD`,
+writes the configuration to its standard input as JSON, and reads from pipe FD how it fares (`notify.PipeReporter`).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+import trio
+
+from turbofs.cli import logs
+from turbofs.cli.failures import FAILED, only_turbo_error
+from turbofs.cli.notify import PipeReporter, Reporter, notify_systemd
+from turbofs.config import Config
+from turbofs.errors import TurboError
+from turbofs.fs.control_ops import ControlOps
+from turbofs.fs.filesystem import FileSystem
+from turbofs.fs.hint_store import HintStore, state_directory, state_file
+from turbofs.fuse import mount as fuse_mount
+from turbofs.metrics import Metrics
+from turbofs.model import ROOT
+from turbofs.settings import from_document
+from turbofs.source.base import Source
+from turbofs.source.registry import open_retrying_source
+from turbofs.wire import runtime_dir
+from turbofs.wire.control_server import ControlServer
+
+_log = structlog.get_logger("turbofs.cli.daemon")  # not __main__, as which it runs in the background
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+async def serve(config: Config, reporter: Reporter) -> None:
+    """Serve one mount until it is unmounted or a stop signal comes. Raises the TurboError that prevents it."""
+    mount = config.mount
+    base = mount.runtime_dir or runtime_dir.runtime_base()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_cancel_on_signal, nursery.cancel_scope)
+        with runtime_dir.held(str(mount.mountpoint), base) as folder:
+            limiter = trio.CapacityLimiter(config.source.threads)
+            source = open_retrying_source(mount.source, config.source, limiter)
+            try:
+                await source.connect(wait_s=mount.wait_s, progress=_progress(source, reporter))
+                await _serve_source(source, config, folder, reporter)
+            finally:
+                notify_systemd("STOPPING=1")
+                await source.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def _serve_source(source: Source, config: Config, folder: Path, reporter: Reporter) -> None:
+    mount = config.mount
+    record = runtime_dir.MountRecord(os.getpid(), mount.source, str(mount.mountpoint), time.time())
+    socket_path = folder / runtime_dir.SOCKET_NAME
+
+    def ready() -> None:
+        runtime_dir.write_record(folder, record)
+        notify_systemd("READY=1", f"STATUS={mount.source} on {mount.mountpoint}")
+        _log.info("mounted", source=mount.source, mountpoint=str(mount.mountpoint))
+        reporter.ready()
+
+    hints = await trio.to_thread.run_sync(HintStore.open, state_file(state_directory(config.fs, mount.mountpoint)))
+    root = await source.stat_exact(ROOT)
+    async with trio.open_nursery() as nursery:
+        filesystem = FileSystem(
+            source, config, root, nursery=nursery, metrics=Metrics(), hints=hints, control_path=socket_path
+        )
+        ops = ControlOps(filesystem, {"source": mount.source, "mountpoint": str(mount.mountpoint)})
+        await nursery.start(ControlServer(socket_path, ops).serve)
+        try:
+            await fuse_mount.serve(filesystem, config, ready)
+        finally:
+            _log.info("unmounted", mountpoint=str(mount.mountpoint))
+        nursery.cancel_scope.cancel()
+
+
+def _progress(source: Source, reporter: Reporter) -> Callable[[TurboError, float], None]:
+    """Tells what the start waits for: once for each reason, not once for each attempt."""
+    told: set[str] = set()
+
+    def progress(error: TurboError, left_s: float) -> None:
+        if str(error) not in told:
+            told.add(str(error))
+            reporter.progress(f"waiting up to {left_s:.0f} s for {source.uri} ({error})")
+            notify_systemd(f"STATUS=waiting for {source.uri}")
+
+    return progress
+
+
+async def _cancel_on_signal(
+    scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    with trio.open_signal_receiver(*_STOP_SIGNALS) as signals:
+        task_status.started()
+        async for number in signals:
+            _log.info("stopping", signal=signal.Signals(number).name)
+            scope.cancel()
+
+
+def run(config: Config, reporter: Reporter) -> None:
+    """Serve in this process. Raises the TurboError that ended it; *reporter* has been told before."""
+    # A daemon must not keep a directory busy, least of all one in its own mount.
+    os.chdir("/")
+    try:
+        trio.run(serve, config, reporter)
+    except BaseException as error:
+        cause = only_turbo_error(error)
+        if cause is None:
+            raise
+        _log.error("mount failed", error=str(cause))
+        reporter.failed(cause)
+        raise cause from error
+
+
+def main() -> int:
+    """The child of `turbofs mount`: `python -m turbofs.cli.daemon FD`."""
+    reporter = PipeReporter(int(sys.argv[1]))
+    request = json.load(sys.stdin)
+    os.set_inheritable(int(sys.argv[1]), False)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
+    faulthandler.enable()
+    config = from_document(request["config"])
+    logs.configure(config.mount.log_format, config.mount.log_level, Path(request["log_file"]))
+    try:
+        run(config, reporter)
+    except TurboError:
+        return FAILED  # told through the pipe, and logged
+    except Exception:  # noqa: BLE001 - whoever started us must hear of it, whatever it is
+        _log.exception("the daemon failed")
+        reporter.failed(TurboError("the daemon failed on a defect of its own", advice=f"see {request['log_file']}"))
+        return FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

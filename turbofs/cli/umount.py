@@ -1,0 +1,152 @@
+"""`turbofs umount DIR`: unmounts, waits until the daemon is gone, says who keeps the mount busy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from turbofs.cli import mount_point, mount_table
+from turbofs.cli.output import JsonOption, emit, note
+from turbofs.errors import BusyError, DeadlineExceededError, InvalidRequestError, TurboError
+from turbofs.units import parse_duration
+from turbofs.wire import runtime_dir
+
+_BUSY_PATIENCE_S = 1.0  # a program that has just ended may still be closing its files
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that keeps a mount busy, and one of the paths by which it does."""
+
+    pid: int
+    name: str
+    path: str
+
+
+def command(
+    directory: Annotated[str, typer.Argument(metavar="DIR", show_default=False, help="The mount point.")],
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="How long to wait for the daemon to end.")] = "60s",
+    json: JsonOption = False,
+) -> None:
+    """Unmount DIR; returns when its daemon is gone."""
+    place = unmount(directory, parse_duration(timeout))
+    emit({"mountpoint": place, "unmounted": True}, lambda: f"{place} is unmounted")
+
+
+def unmount(directory: str, timeout_s: float) -> str:
+    """Unmount *directory* within *timeout_s*; returns the mount point.
+
+    Raises InvalidRequestError where it is no TurboFS mount, BusyError with the processes that hold it, and
+    DeadlineExceededError where the daemon does not end.
+    """
+    deadline = time.monotonic() + timeout_s
+    mounts = mount_table.turbofs_mounts()
+    found = mount_table.resolve(directory, set(mounts))
+    if not isinstance(found, mount_table.Located) or found.path != "/":
+        listing = ", ".join(sorted(mounts)) or "none"
+        raise InvalidRequestError(f"{directory} is not the mount point of TurboFS", advice=f"mounted now: {listing}")
+    place = found.mountpoint
+    folder = runtime_dir.find_folder(place)
+    record = runtime_dir.read_record(folder) if folder else None
+    if folder is not None and not mount_point.serving(place, folder.parent):
+        note(f"the daemon of {place} is dead: cleaning up")
+        mount_point.detach(place, lazy=True)
+        return place
+    _detach_idle(place, min(deadline, time.monotonic() + _BUSY_PATIENCE_S))
+    while place in mount_table.turbofs_mounts() or (folder and _alive(folder, record)):
+        if time.monotonic() > deadline:
+            who = f"daemon {record.pid}" if record else "daemon"
+            raise DeadlineExceededError(
+                f"{place} is unmounted, but its {who} has not ended after {timeout_s:g} s",
+                advice="a program still holds one of its files, or the source does not answer; wait longer with --timeout",
+            )
+        time.sleep(_POLL_S)
+    return place
+
+
+def holders(mountpoint: str) -> list[Holder]:
+    """The processes that use *mountpoint*: by an open file, a mapping, or their working or root directory.
+
+    Reads /proc only: the links there are texts, and following them would ask the mount. Processes of other users
+    show to root alone.
+    """
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            path = next((path for path in _held_paths(entry) if _below(path, mountpoint)), None)
+            if path is not None:
+                found.append(Holder(int(entry.name), _name(entry), path))
+    return found
+
+
+def _detach_idle(place: str, patience_until: float) -> None:
+    while True:
+        try:
+            mount_point.detach(place)
+            return
+        except BusyError as error:
+            if time.monotonic() < patience_until:
+                time.sleep(_POLL_S)
+                continue
+            users = holders(place)
+            listing = ", ".join(f"{user.name} ({user.pid}) holds {user.path}" for user in users[:8])
+            more = f" and {len(users) - 8} more" if len(users) > 8 else ""
+            raise BusyError(
+                f"{place} is in use: {listing}{more}" if users else f"{place} is in use by processes of other users",
+                advice="end them, or let them leave the directory, then try again",
+            ) from error
+        except TurboError:
+            if place not in mount_table.turbofs_mounts():
+                return  # somebody else was faster
+            raise
+
+
+def _alive(folder: Path, record: runtime_dir.MountRecord | None) -> bool:
+    with contextlib.suppress(PermissionError):
+        if runtime_dir.daemon_alive(folder):
+            return True
+    return record is not None and _process_since(record)
+
+
+def _process_since(record: runtime_dir.MountRecord) -> bool:
+    import psutil
+
+    try:
+        process = psutil.Process(record.pid)
+        # A process that started after the mount has only inherited the number.
+        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= record.started + 1
+    except psutil.Error:
+        return False
+
+
+def _held_paths(process: Path) -> Iterator[str]:
+    links = [process / "cwd", process / "root", process / "exe"]
+    with contextlib.suppress(OSError):
+        links += list((process / "fd").iterdir())
+    for link in links:
+        with contextlib.suppress(OSError):
+            yield os.readlink(link)
+    with contextlib.suppress(OSError), (process / "maps").open(encoding="utf-8", errors="surrogateescape") as maps:
+        for line in maps:
+            fields = line.rstrip("\n").split(maxsplit=5)
+            if len(fields) == 6:
+                yield fields[5]
+
+
+def _below(path: str, mountpoint: str) -> bool:
+    return path == mountpoint or path.startswith(mountpoint.rstrip("/") + "/")
+
+
+def _name(process: Path) -> str:
+    try:
+        return (process / "comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return "?"
