@@ -1,0 +1,108 @@
+"""Namespaces of a run's own, so that whatever dies leaves no mount, process or data behind.
+
+The run starts itself again under `unshare` in a mount and a PID namespace. Its data lives on a tmpfs that only this
+mount namespace sees. When the run ends, also by SIGKILL, the kernel kills every process of the PID namespace and,
+with the last of them, drops every mount: HDFS, the daemons, the FUSE mounts and the data. Where namespaces are not
+permitted (a container without CAP_SYS_ADMIN) the run goes on without, and cleans up by itself as long as it lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from turbofs.bench.harness import BenchmarkError
+
+_INSIDE = "TURBOFS_BENCH_FOLDER"
+"""Set inside the namespaces: the empty folder, made outside, on which the run mounts its tmpfs."""
+_UNSHARE = ("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+def enter(arguments: Sequence[str]) -> int | None:
+    """Run `turbofs bench ARGUMENTS…` inside new namespaces and return its exit code.
+
+    None where this process is inside already, or must do without namespaces.
+    """
+    if os.environ.get(_INSIDE) or not _available():
+        return None
+    command = [*_UNSHARE, sys.executable, "-m", "turbofs.bench", *arguments]
+    with (
+        tempfile.TemporaryDirectory(prefix="turbofs-bench-") as folder,
+        subprocess.Popen(command, env={**os.environ, _INSIDE: folder}) as child,
+    ):
+        return _wait(child)
+
+
+@contextlib.contextmanager
+def work_folder(size_bytes: int) -> Iterator[Path]:
+    """An empty folder for *size_bytes* of data in memory, gone when the context or the process ends.
+
+    Inside the namespaces it is a tmpfs mounted for this run; otherwise a folder on /dev/shm. Raises BenchmarkError
+    where the machine has too little memory for it.
+    """
+    with _sigterm_as_exit():
+        _require_memory(size_bytes)
+        parent = os.environ.get(_INSIDE, "/dev/shm")
+        if _INSIDE in os.environ:
+            options = f"mode=0755,size={size_bytes}"
+            subprocess.run(["mount", "-t", "tmpfs", "-o", options, "turbofs-bench", parent], check=True)
+        folder = Path(tempfile.mkdtemp(prefix="turbofs-bench-", dir=parent))
+        # Daemons drop or map privileges by themselves; the folder holds nothing that is secret.
+        folder.chmod(0o755)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _available() -> bool:
+    """Whether `unshare` may make these namespaces here."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*_UNSHARE, "true"], capture_output=True, check=False).returncode == 0
+
+
+def _wait(child: subprocess.Popen[bytes]) -> int:
+    """Wait for *child*; SIGTERM kills it, and with it its namespaces. Ctrl-C reaches it by itself."""
+
+    def end(_signum: int, _frame: FrameType | None) -> None:
+        child.kill()
+
+    signal.signal(signal.SIGTERM, end)
+    while True:
+        try:
+            return child.wait()
+        except KeyboardInterrupt:  # the child has it too, and tidies up
+            continue
+
+
+@contextlib.contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    """Let SIGTERM unwind the contexts. The first process of a PID namespace would ignore it otherwise."""
+
+    def end(_signum: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    previous = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _require_memory(size_bytes: int) -> None:
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    available_bytes = int(fields["MemAvailable"].split()[0]) * 1024
+    if available_bytes < size_bytes:
+        raise BenchmarkError(
+            f"{available_bytes >> 20} MiB of memory are available, the data needs {size_bytes >> 20} MiB",
+            advice="free some memory, or use --quick, which needs less",
+        )

@@ -1,0 +1,174 @@
+"""What is measured, each as a context manager: a real HDFS, our mount, rclone's mount, the in-memory FUSE file.
+
+Daemons run as processes of their own, as users run them. Every mount here gets the same kernel limits. A daemon
+dies with the run (PR_SET_PDEATHSIG), its mount is taken down by itself, by SIGTERM, or else lazily.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import hdfs_native
+
+from turbofs.bench.harness import BenchmarkError
+from turbofs.bench.memory_fuse import NAME as MEMORY_FILE_NAME
+from turbofs.config import MountConfig
+from turbofs.fuse.kernel import mounts_at, tune, unmount_lazily
+from turbofs.testing.hdfs_cluster import HdfsCluster
+
+_READY_TIMEOUT_S = 45.0
+_STOP_TIMEOUT_S = 15.0
+_POLL_S = 0.005
+_LOG_TAIL_BYTES = 2000
+
+RCLONE_FLAGS = {
+    # The kernel asks in parallel; a long buffer and long ranges keep one HDFS stream busy.
+    "off": ("--vfs-cache-mode", "off", "--buffer-size", "128Mi"),
+    # The cache folder is on tmpfs; reading ahead fills it while the reader reads.
+    "full": ("--vfs-cache-mode", "full", "--buffer-size", "32Mi", "--vfs-read-ahead", "256Mi"),
+}
+"""rclone's own flags for each way of caching; both get `_RCLONE_COMMON` too."""
+_RCLONE_COMMON = (
+    "--vfs-read-chunk-size", "1Gi", "--read-only", "--no-checksum", "--dir-cache-time", "1h", "--attr-timeout", "1s",
+    "--poll-interval", "0", "--async-read=true", "--config", "",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A running daemon and the directory that it serves."""
+
+    folder: Path
+    pid: int
+    log: Path
+
+    def memory_kib(self, field: str) -> int:
+        """A field of /proc/PID/status in KiB: `VmRSS` (resident now) or `VmHWM` (its peak)."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == field:
+                return int(value.split()[0])
+        raise BenchmarkError(f"process {self.pid} has no {field}")
+
+
+@contextlib.contextmanager
+def hdfs(root: Path, datanodes: int = 1) -> Iterator[HdfsCluster]:
+    """A real HDFS whose data is below *root*; deleted afterwards. Three quarters of a million names fit its heap."""
+    settings = {"dfs.replication": "1"}
+    cluster = HdfsCluster(root, datanodes=datanodes, settings=settings, namenode_heap="512m", datanode_heap="256m")
+    try:
+        with cluster:
+            yield cluster
+    finally:
+        cluster.destroy()
+
+
+def native_client(cluster: HdfsCluster) -> hdfs_native.Client:
+    return hdfs_native.Client(cluster.uri)
+
+
+@contextlib.contextmanager
+def turbofs_mount(cluster: HdfsCluster, work: Path, *, memory: str, path: str = "/") -> Iterator[Mount]:
+    """*path* of the cluster through `turbofs mount`, with an empty cache and a budget of *memory* ("512MiB")."""
+    command = [
+        str(Path(sys.executable).with_name("turbofs")), "mount", f"{cluster.uri}{path}", "{folder}", "-f",
+        "--memory", memory, "-o", f"mount.runtime_dir={work}/run,fs.state_dir={work}/state",
+    ]  # fmt: skip
+    environment = {**os.environ, "HADOOP_CONF_DIR": str(cluster.conf_dir)}
+    with _mounted("turbofs", command, work, environment) as mount:
+        yield mount
+
+
+@contextlib.contextmanager
+def rclone_mount(cluster: HdfsCluster, work: Path, mode: str) -> Iterator[Mount]:
+    """The cluster's root through `rclone mount`; *mode* is a key of RCLONE_FLAGS."""
+    if shutil.which("rclone") is None:
+        raise BenchmarkError("rclone is not installed", advice="helpers/setup bench installs Debian's package")
+    read_ahead = f"{MountConfig.read_ahead_kib}Ki"
+    cache = work / "rclone-cache"
+    command = [
+        "rclone", "mount", ":hdfs:/", "{folder}", "--hdfs-namenode", cluster.authority, "--hdfs-username", "root",
+        "--cache-dir", str(cache), "--max-read-ahead", read_ahead, *RCLONE_FLAGS[mode], *_RCLONE_COMMON,
+    ]  # fmt: skip
+    try:
+        with _mounted(f"rclone-{mode}", command, work, dict(os.environ)) as mount:
+            yield mount
+    finally:
+        shutil.rmtree(cache, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def memory_fuse(work: Path, size_bytes: int) -> Iterator[Path]:
+    """The path of an in-memory file of *size_bytes* behind pyfuse3: what FUSE itself allows."""
+    command = [sys.executable, "-m", "turbofs.bench.memory_fuse", "{folder}", str(size_bytes)]
+    with _mounted("memory", command, work, dict(os.environ)) as mount:
+        yield mount.folder / MEMORY_FILE_NAME
+
+
+@contextlib.contextmanager
+def _mounted(name: str, command: Sequence[str], work: Path, environment: dict[str, str]) -> Iterator[Mount]:
+    """Run *command* ("{folder}" is the mount point) until the context ends. Raises BenchmarkError if it does not mount."""
+    folder = work / f"{name}-mnt"
+    folder.mkdir(exist_ok=True)
+    log = work / f"{name}.log"
+    filled = [str(folder) if part == "{folder}" else part for part in command]
+    with log.open("wb") as sink:
+        # setpriv and not preexec_fn: this process has threads (hdfs-native's), and Python code after fork could hang
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "TERM", *filled],
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends them in order
+        )
+    try:
+        _wait_mounted(process, folder, name, log)
+        yield Mount(folder, process.pid, log)
+    finally:
+        _stop(process, folder)
+
+
+def _wait_mounted(process: subprocess.Popen[bytes], folder: Path, name: str, log: Path) -> None:
+    deadline = time.monotonic() + _READY_TIMEOUT_S
+    while not mounts_at(folder):
+        code = process.poll()
+        if code is not None:
+            raise BenchmarkError(f"{name} ended with {code} instead of mounting: {_tail(log)}")
+        if time.monotonic() > deadline:
+            raise BenchmarkError(f"{name} did not mount within {_READY_TIMEOUT_S:.0f} s: {_tail(log)}")
+        time.sleep(_POLL_S)
+    # The same limits for every contestant, ours included: it sets them by itself, perhaps a moment later than now.
+    # What the kernel refuses, it refuses to all of them alike.
+    tune(folder, MountConfig.read_ahead_kib, MountConfig.max_background)
+    # The mount is in the table a moment before its daemon answers; the first answer ends the wait.
+    folder.stat()
+
+
+def _stop(process: subprocess.Popen[bytes], folder: Path) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    while mounts_at(folder):
+        refusal = unmount_lazily(folder)
+        if refusal is not None:
+            raise BenchmarkError(f"{folder} stays mounted: {refusal}")
+
+
+def _tail(log: Path) -> str:
+    """The log's last line first, since reports keep one line; what led to it after."""
+    lines = log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
+    return "\n".join(lines[-1:] + lines[:-1])
