@@ -25,7 +25,7 @@ from turbofs.config import FsConfig
 from turbofs.errors import NoSuchAttributeError, OutOfSpaceError
 from turbofs.fs.hint_database import HintDatabase, HintKey
 from turbofs.model import ROOT, split
-from turbofs.wire.runtime_dir import mount_name
+from turbofs.wire.runtime_dir import SYSTEM_BASE, mount_name
 
 MOST_ENTRIES = 10_000
 """More than that are set by a loop over files, which one hint on their directory replaces."""
@@ -49,7 +49,8 @@ def state_directory(config: FsConfig, mountpoint: Path) -> Path:
         parent = Path("/var/lib/turbofs")
     else:
         parent = platformdirs.user_state_path("turbofs")
-    return parent / mount_name(str(mountpoint), parent)
+    # No socket lives here: however long the parent's path is, the name is the one that root's control socket has.
+    return parent / mount_name(str(mountpoint), SYSTEM_BASE)
 
 
 @dataclass(frozen=True, slots=True)
