@@ -99,9 +99,8 @@ def clip_path(folder: Path, clip: int) -> Path:
     return folder / "clips" / f"clip_{clip:03}.mp4"
 
 
-@contextlib.contextmanager
-def hdfs_directory(url: str, tree: Path) -> Iterator[None]:
-    """Copy *tree* to the new HDFS directory *url*, by HDFS's own client; delete it at the end."""
+def fill_hdfs(url: str, tree: Path, stack: contextlib.ExitStack) -> None:
+    """Copy *tree* to the new HDFS directory *url*, by HDFS's own client; *stack* deletes it."""
     import hdfs_native
 
     parts = urlsplit(url)
@@ -115,44 +114,34 @@ def hdfs_directory(url: str, tree: Path) -> Iterator[None]:
 
     files = [path for path in tree.rglob("*") if path.is_file()]
     try:
+        client.mkdirs(base, create_parent=True)
+        stack.callback(client.delete, base, recursive=True)
         for folder in {file.parent for file in files}:
             client.mkdirs(f"{base}/{folder.relative_to(tree)}", create_parent=True)
         with ThreadPoolExecutor(UPLOADS) as pool:
             list(pool.map(put, files))
     except Exception as error:
-        with contextlib.suppress(Exception):  # the first error is the one to tell
-            client.delete(base, recursive=True)
         raise DemoError(f"HDFS at {parts.netloc} did not take the files: {error}") from error
-    try:
-        yield
-    finally:
-        client.delete(base, recursive=True)
 
 
-@contextlib.contextmanager
-def local_directory(path: Path, tree: Path) -> Iterator[None]:
+def fill_local(path: Path, tree: Path, stack: contextlib.ExitStack) -> None:
+    stack.callback(shutil.rmtree, path, ignore_errors=True)
     try:
         shutil.copytree(tree, path)
     except OSError as error:
         raise DemoError(f"{path} cannot be written: {error}") from error
-    try:
-        yield
-    finally:
-        shutil.rmtree(path)
 
 
 # --- the reader's part: an ordinary directory
 
 
-@contextlib.contextmanager
-def mounted(source: str, mountpoint: Path, options: Sequence[str]) -> Iterator[None]:
+def unmount(mountpoint: Path) -> None:
+    """Raises DemoError where `turbofs umount` does; even then the directory is free, or the kernel forbids it."""
+    if not os.path.ismount(mountpoint):
+        return
     try:
-        run(TURBOFS, "mount", source, mountpoint, *options)
-        yield
         run(TURBOFS, "umount", mountpoint)
     finally:
-        if os.path.ismount(mountpoint):  # an earlier step failed, or umount itself did
-            subprocess.run([TURBOFS, "umount", mountpoint], check=False, capture_output=True, timeout=60)
         if os.path.ismount(mountpoint):
             run("fusermount3", "-u", "-z", mountpoint)
 
@@ -243,15 +232,16 @@ def play(options: argparse.Namespace, story: Story, stack: contextlib.ExitStack)
     with story.tell("A training job leaves a checkpoint of four ranks, and a few clips"):
         codec = write_training_output(tree)
         if source.startswith("hdfs:"):
-            stack.enter_context(hdfs_directory(source, tree))
+            fill_hdfs(source, tree, stack)
         elif options.source:
-            stack.enter_context(local_directory(Path(unquote(urlsplit(source).path)), tree))
+            fill_local(Path(unquote(urlsplit(source).path)), tree, stack)
 
     mount_options = ["-o", f"log_dir={work}/log,fs.state_dir={work}/state"]
     if options.web:
         mount_options += ["-o", f"source.web_address={options.web}"]
     with story.tell(f"turbofs mount {source if options.source else 'file://…'} DIR") as details:
-        stack.enter_context(mounted(source, mountpoint, mount_options))
+        stack.callback(unmount, mountpoint)
+        run(TURBOFS, "mount", source, mountpoint, *mount_options)
         details.append(f"DIR is {mountpoint}")
 
     with story.tell("It is an ordinary directory: names and sizes as on the source") as details:
@@ -279,7 +269,7 @@ def play(options: argparse.Namespace, story: Story, stack: contextlib.ExitStack)
         details.extend(run(TURBOFS, "status", mountpoint).rstrip().splitlines())
 
     if options.keep:
-        stack.pop_all()
+        stack.pop_all()  # forgotten, not run: these are plain calls
         print(advice(source, mountpoint))
         return
     with story.tell("turbofs umount DIR, and everything is put away"):
