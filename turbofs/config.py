@@ -57,8 +57,8 @@ class ReadConfig:
     """How far a sequential stream is read ahead at most: 8 extents hide a 10 ms round trip at 3 GB/s."""
     streams_per_handle: int = 16
     """Interleaved sequential streams remembered for one handle."""
-    fetches: int = 8
-    """Fetches in flight for one mount: four saturate a local HDFS; the rest hides stragglers."""
+    fetches: int = 4
+    """Fetches ahead in flight for one mount: four saturate a local HDFS. Demanded fetches do not wait for them."""
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,13 @@ class FileOpener:
         self._metrics.open_handles.inc()
         return ReadHandle(inode, reader, self._config), keep_pages
 
+    def cached(self, inode: Inode) -> CachedFile | None:
+        """What is cached of the content that *inode* has, open or not."""
+        if inode.reader is not None:
+            return inode.reader.cached
+        cached = self._cached.get(inode.attributes.version.file_id)
+        return cached if cached is not None and cached.version == inode.attributes.version else None
+
     async def close(self, handle: ReadHandle) -> None:
         self._fetcher.forget_sequential(handle.tracker)
         self._metrics.open_handles.dec()

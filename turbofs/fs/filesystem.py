@@ -89,7 +89,7 @@ class FileSystem:
             self.tree, self._files, fetcher, nursery, metrics, self.events, config.read.extent_bytes
         )
         self.reports = Reports(
-            source, config, self.tree, self._handles, cache, hints, self._prefetches, self._space, metrics
+            source, config, self.tree, self._files, self._handles, cache, hints, self._prefetches, self._space, metrics
         )
         self._xattrs = ExtendedAttributes(self.tree, hints, self._prefetches, self.reports, metrics)
 
@@ -123,13 +123,14 @@ class FileSystem:
             inode.open_handles += 1
             return Opened(self._handles.add(VirtualHandle(inode, content)), keep_cache=False, direct_io=True)
         handle, keep_pages = await self._files.open(inode)
+        handle.kernel_caches = not flags & os.O_DIRECT
         return Opened(self._handles.add(handle), keep_cache=keep_pages, direct_io=False)
 
     async def read(self, handle_number: int, offset: int, length: int) -> memoryview | bytes:
         """Bytes of an open file; valid until the caller's next await."""
         handle = self._handles.file(handle_number)
         if isinstance(handle, ReadHandle):
-            return await handle.reader.read(handle.tracker, offset, length)
+            return await handle.reader.read(handle.tracker, offset, length, kernel_caches=handle.kernel_caches)
         return handle.content[offset : offset + length]
 
     async def release(self, handle_number: int) -> None:

@@ -20,10 +20,11 @@ from turbofs.source.base import Listing, Source
 class ReadHandle:
     """A file open for reading. Several handles share one reader; the streams are each handle's own."""
 
-    __slots__ = ("inode", "reader", "tracker")
+    __slots__ = ("inode", "kernel_caches", "reader", "tracker")
 
-    def __init__(self, inode: Inode, reader: FileReader, config: ReadConfig) -> None:
+    def __init__(self, inode: Inode, reader: FileReader, config: ReadConfig, *, kernel_caches: bool = True) -> None:
         self.inode = inode
+        self.kernel_caches = kernel_caches
         self.reader = reader
         self.tracker = StreamTracker(config)
 

@@ -11,6 +11,7 @@ from blake3 import blake3
 from turbofs import __version__
 from turbofs.config import Config
 from turbofs.errors import NoSuchAttributeError, NotSupportedError
+from turbofs.fs.files import FileOpener
 from turbofs.fs.handles import HandleTable
 from turbofs.fs.hint_store import HintStore
 from turbofs.fs.inodes import Inode
@@ -32,6 +33,7 @@ class Reports:
         source: Source,
         config: Config,
         tree: Tree,
+        files: FileOpener,
         handles: HandleTable,
         cache: ExtentCache,
         hints: HintStore,
@@ -42,6 +44,7 @@ class Reports:
         self._source = source
         self._config = config
         self._tree = tree
+        self._files = files
         self._handles = handles
         self._cache = cache
         self._hints = hints
@@ -88,8 +91,7 @@ class Reports:
 
     def inode(self, inode: Inode, caller: Caller) -> dict[str, object]:
         path = inode.path
-        reader = inode.reader
-        cached = reader.cached if reader is not None else None
+        cached = self._files.cached(inode)
         digest = cached.digest.hex() if cached is not None and cached.digest else None
         return {
             "path": path,
@@ -115,11 +117,10 @@ class Reports:
 
         Raises NoSuchAttributeError where it is not.
         """
-        reader = inode.reader
-        cached = reader.cached if reader is not None else None
+        cached = self._files.cached(inode)
         if cached is None or not cached.version.strong:
             raise NoSuchAttributeError(
-                f"the digest of {inode.path} is not known", advice="prefetch the whole file and keep it open, then ask"
+                f"the digest of {inode.path} is not known", advice="prefetch the whole file, then ask"
             )
         if cached.digest is None:
             cached.digest = await self._digest(inode, cached)

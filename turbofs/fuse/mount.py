@@ -11,7 +11,7 @@ import trio
 from turbofs.config import Config
 from turbofs.errors import MountError
 from turbofs.fs.filesystem import FileSystem
-from turbofs.fuse.kernel import may_allow_others, raise_read_ahead
+from turbofs.fuse.kernel import may_allow_others, tune
 from turbofs.fuse.operations import Operations
 from turbofs.fuse.watchdog import Watchdog
 
@@ -31,19 +31,21 @@ async def serve(filesystem: FileSystem, config: Config, ready: Callable[[], None
         filesystem.reports.notes.append(
             "only the mounting user may use this mount: /etc/fuse.conf does not say user_allow_other"
         )
+    operations = Operations(filesystem)
     try:
-        pyfuse3.init(Operations(filesystem), str(mount.mountpoint), options)
+        pyfuse3.init(operations, str(mount.mountpoint), options)
     except (RuntimeError, OSError) as error:
         raise MountError(f"cannot mount on {mount.mountpoint}: {error}") from error
     try:
-        note = raise_read_ahead(mount.mountpoint, mount.read_ahead_kib)
-        if note is not None:
-            _log.warning("read-ahead", note=note)
-            filesystem.reports.notes.append(note)
         filesystem.start()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Watchdog().run)
             nursery.start_soon(_serve_requests, nursery.cancel_scope)
+            await operations.initialized.wait()
+            await trio.lowlevel.checkpoint()  # the answer to INIT, which sets the kernel's defaults, is out after this
+            for note in tune(mount.mountpoint, mount.read_ahead_kib, mount.max_background):
+                _log.warning("kernel limits", note=note)
+                filesystem.reports.notes.append(note)
             ready()
     finally:
         # Also where the kernel has unmounted already; lazily where files are still open: they get ENOTCONN from now on.
@@ -60,7 +62,7 @@ async def _serve_requests(scope: trio.CancelScope) -> None:
 def _options(config: Config) -> set[str]:
     mount = config.mount
     name = mount.source.replace("\\", "\\\\").replace(",", "\\,")
-    options = {"default_permissions", f"fsname={name}", "subtype=turbofs", f"max_background={mount.max_background}"}
+    options = {"default_permissions", f"fsname={name}", "subtype=turbofs"}
     if mount.allow_other and may_allow_others():
         options.add("allow_other")
     return options

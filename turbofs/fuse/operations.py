@@ -81,6 +81,11 @@ class Operations(pyfuse3.Operations):
         self.filesystem = filesystem
         self.deadline_s = filesystem.config.fs.request_deadline_s
         self._timeout_s = filesystem.config.fs.attribute_timeout_s
+        self.initialized = trio.Event()
+        """Set while the kernel's INIT request is answered, before anything else can be asked."""
+
+    def init(self) -> None:
+        self.initialized.set()
 
     # --- names
 

@@ -1,10 +1,12 @@
 """The extent cache: byte ranges of file versions in memory, under one budget, one fetch for each range.
 
 An extent is first queued, then being fetched, then ready; whoever wants its bytes waits for the same fetch. Extents of
-one file never overlap. The policy resists scans: an extent enters on probation; it is evicted first once its bytes were
-read to the end (the kernel's own cache has them by then), and is protected only when it is read a second time, as in
-the segmented LRU of Karedla, Love and Wherry ("Caching strategies to improve disk system performance", 1994).
-What was read ahead and not used yet is never evicted by more read-ahead, only by a demanded read that has no other way.
+one file never overlap. The policy resists scans: an extent enters on probation and is protected only when it is read a
+second time, as in the segmented LRU of Karedla, Love and Wherry ("Caching strategies to improve disk system
+performance", 1994). Bytes that were read to the end through the kernel's page cache are there a second time; of those
+only the last `_BEHIND_BYTES` are kept, and their memory is used again before fresh memory is touched (a fresh GiB costs
+up to a second of page faults on a virtual machine). What was read ahead and not used yet is never evicted by more
+read-ahead, only by a demanded read that has no other way.
 
 All methods run on the event loop and none awaits but `allocate`: no invariant spans an await.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 import enum
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import trio
 
@@ -23,6 +25,8 @@ from turbofs.read.memory_budget import Buffer, MemoryBudget
 
 _PROTECTED_SHARE = 0.5
 """Of the budget: the other half is always there for streams."""
+_BEHIND_BYTES = 128 << 20
+"""Kept of what the kernel caches as well: enough for readers that follow one another closely."""
 
 
 class ExtentState(enum.Enum):
@@ -128,6 +132,8 @@ class ExtentCache:
     def __init__(self, budget: MemoryBudget) -> None:
         self.budget = budget
         self._unread: OrderedDict[Extent, None] = OrderedDict()
+        self._behind: OrderedDict[Extent, None] = OrderedDict()
+        self._behind_bytes = 0
         self._used: OrderedDict[Extent, None] = OrderedDict()
         self._protected: OrderedDict[Extent, None] = OrderedDict()
         self._protected_bytes = 0
@@ -148,12 +154,17 @@ class ExtentCache:
 
     def allocate_nowait(self, extent: Extent) -> bool:
         """Give an extent its buffer, evicting what may go for it; False where nothing may."""
+        if self._behind_bytes > _BEHIND_BYTES:
+            self._evict_first((self._behind,))
         while True:
             buffer = self.budget.allocate_nowait(extent.length)
             if buffer is not None:
                 extent.buffer = buffer
                 return True
-            if not self._evict_one(extent.demanded):
+            queues: tuple[OrderedDict[Extent, None], ...] = (self._behind, self._used)
+            if extent.demanded:
+                queues = (*queues, self._protected, self._unread)
+            if not self._evict_first(queues):
                 return False
 
     def settle(self, extent: Extent, error: BaseException | None = None) -> None:
@@ -193,17 +204,17 @@ class ExtentCache:
         file.version = version
         file.digest = None
 
-    def touch(self, extent: Extent, start: int, stop: int) -> None:
-        """Note that [start, stop) of a ready extent is read now."""
+    def touch(self, extent: Extent, start: int, stop: int, *, kernel_caches: bool) -> None:
+        """Note that [start, stop) of a ready extent is read now, through the page cache if *kernel_caches*."""
         queue = extent.queue
         if queue is self._protected:
             self._protected.move_to_end(extent)
-        elif queue is self._used and start < extent.read_to:
+        elif queue is not self._unread and start < extent.read_to:
             self._protect(extent)
         if stop > extent.read_to:
             extent.read_to = stop
             if stop >= extent.stop and queue is self._unread:
-                self._enqueue(extent, self._used)
+                self._enqueue(extent, self._behind if kernel_caches else self._used)
                 self._wake()
 
     def pin(self, extent: Extent) -> None:
@@ -220,15 +231,15 @@ class ExtentCache:
             "limit_bytes": self.budget.limit_bytes,
             "used_bytes": self.budget.used_bytes,
             "resident_bytes": self.budget.resident_bytes,
-            "extents": len(self._unread) + len(self._used) + len(self._protected),
+            "extents": len(self._unread) + len(self._behind) + len(self._used) + len(self._protected),
             "unread_extents": len(self._unread),
             "protected_bytes": self._protected_bytes,
             "evictions": self.evictions,
             "unread_evictions": self.unread_evictions,
         }
 
-    def _evict_one(self, demanded: bool) -> bool:
-        queues = (self._used, self._protected, self._unread) if demanded else (self._used,)
+    def _evict_first(self, queues: Sequence[OrderedDict[Extent, None]]) -> bool:
+        """Evict the oldest extent of the first queue that has one to spare."""
         for queue in queues:
             victim = next((extent for extent in queue if not extent.pins), None)
             if victim is not None:
@@ -240,7 +251,6 @@ class ExtentCache:
 
     def _protect(self, extent: Extent) -> None:
         self._enqueue(extent, self._protected)
-        self._protected_bytes += extent.length
         while self._protected_bytes > self.budget.limit_bytes * _PROTECTED_SHARE:
             oldest = next(iter(self._protected))
             if oldest is extent:
@@ -251,13 +261,19 @@ class ExtentCache:
         self._dequeue(extent)
         queue[extent] = None
         extent.queue = queue
+        self._count(extent, 1)
 
     def _dequeue(self, extent: Extent) -> None:
         if extent.queue is not None:
             del extent.queue[extent]
-            if extent.queue is self._protected:
-                self._protected_bytes -= extent.length
+            self._count(extent, -1)
             extent.queue = None
+
+    def _count(self, extent: Extent, sign: int) -> None:
+        if extent.queue is self._protected:
+            self._protected_bytes += sign * extent.length
+        elif extent.queue is self._behind:
+            self._behind_bytes += sign * extent.length
 
     def _release(self, extent: Extent) -> None:
         if extent.buffer is not None and not extent.pins:

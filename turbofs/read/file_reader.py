@@ -31,8 +31,12 @@ class FileReader:
         """The open file grew, or was touched, and is *version* now."""
         self._cache.advance(self.cached, version)
 
-    async def read(self, tracker: StreamTracker, offset: int, length: int) -> memoryview | bytes:
+    async def read(
+        self, tracker: StreamTracker, offset: int, length: int, *, kernel_caches: bool = True
+    ) -> memoryview | bytes:
         """Bytes [offset, offset + length) as far as the file goes; b"" at its end.
+
+        *kernel_caches* says that the page cache keeps what is returned (no O_DIRECT).
 
         The result is valid until the caller's next await: it may be a view of the cache itself. Raises StaleFileError,
         ShortReadError, SourceUnavailableError, DeadlineExceededError as the source does.
@@ -52,16 +56,16 @@ class FileReader:
         else:
             self._metrics.bytes_read("cache", min(stop, extent.stop) - offset)
         if stop <= extent.stop:
-            self._cache.touch(extent, offset, stop)
+            self._cache.touch(extent, offset, stop, kernel_caches=kernel_caches)
             return extent.view(offset, stop)
-        return await self._join(plan, extent, offset, stop)
+        return await self._join(plan, extent, offset, stop, kernel_caches)
 
-    async def _join(self, plan: ReadPlan, extent: Extent, offset: int, stop: int) -> bytes:
+    async def _join(self, plan: ReadPlan, extent: Extent, offset: int, stop: int, kernel_caches: bool) -> bytes:
         parts: list[bytes] = []
         position = offset
         while True:
             end = min(stop, extent.stop)
-            self._cache.touch(extent, position, end)
+            self._cache.touch(extent, position, end, kernel_caches=kernel_caches)
             parts.append(bytes(extent.view(position, end)))
             position = end
             if position >= stop:
