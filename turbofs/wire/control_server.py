@@ -85,6 +85,11 @@ class ControlServer:
             finally:
                 self._path.unlink(missing_ok=True)
 
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return self._connections.total()
+
     async def _serve_connection(self, connection: trio.socket.SocketType) -> None:
         with connection:
             try:
@@ -100,7 +105,7 @@ class ControlServer:
     @asynccontextmanager
     async def _admitted(self, caller: Caller, connection: trio.socket.SocketType) -> AsyncIterator[None]:
         mine, limits = self._connections[caller.uid], self._limits
-        if caller.uid != 0 and (mine >= limits.connections_per_user or self._connections.total() >= limits.connections):
+        if caller.uid != 0 and (mine >= limits.connections_per_user or self.connections >= limits.connections):
             error = BusyError("too many connections to this control socket", advice="close some, or try again")
             with trio.move_on_after(limits.frame_s):
                 await connection.send(codec.encode(codec.failure(None, error)))
