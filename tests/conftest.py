@@ -1,0 +1,54 @@
+"""Fixtures that several kinds of tests share: a real HDFS."""
+
+from __future__ import annotations
+
+import itertools
+
+import hdfs_native
+import pytest
+from turbofs.config import SourceConfig
+from turbofs.testing.hdfs_cluster import HdfsCluster
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def hdfs(tmp_path_factory):
+    """A NameNode and three DataNodes for the whole run (8 s to start). Tests leave its daemons alone."""
+    cluster = HdfsCluster(tmp_path_factory.mktemp("hdfs"))
+    with cluster:
+        yield cluster
+    cluster.destroy()
+
+
+@pytest.fixture
+def hdfs_dir(hdfs):
+    """The absolute path of a directory on `hdfs` that is this test's own, writable by everybody."""
+    path = f"/test-{next(_numbers)}"
+    hdfs_native.Client(hdfs.uri).mkdirs(path, 0o777, True)
+    return path
+
+
+@pytest.fixture
+def hdfs_config(hdfs):
+    """How a source or a mount reaches `hdfs`: its HTTP port is not the usual one."""
+    return SourceConfig(web_address=hdfs.web)
+
+
+@pytest.fixture
+def own_hdfs(tmp_path):
+    """Start clusters of this test's own: `own_hdfs(datanodes=2, settings={…})`, for tests that kill what they use."""
+    started = []
+
+    def start(**options):
+        cluster = HdfsCluster(tmp_path / f"hdfs-{len(started)}", **options)
+        cluster.root.mkdir()
+        started.append(cluster)
+        cluster.start()
+        return cluster
+
+    yield start
+    for cluster in started:
+        for daemon in cluster.workers:
+            daemon.thaw()  # what a test froze would not notice SIGTERM, and its ports would live on
+        cluster.destroy()

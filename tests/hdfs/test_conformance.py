@@ -1,0 +1,32 @@
+"""The conformance suite over a real HDFS, and over one whose HTTP port is closed."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import asynccontextmanager
+
+import hdfs_native
+import pytest
+import trio
+from turbofs.source.hdfs import HdfsSource
+from turbofs.testing.conformance import SourceConformance
+
+pytestmark = pytest.mark.hdfs
+
+_numbers = itertools.count()
+
+
+class TestHdfsSource(SourceConformance):
+    @pytest.fixture(autouse=True)
+    def _cluster(self, hdfs, hdfs_config):
+        self.hdfs = hdfs
+        self.config = hdfs_config
+
+    @asynccontextmanager
+    async def make_source(self):
+        path = f"/conformance-{next(_numbers)}"
+        hdfs_native.Client(self.hdfs.uri).mkdirs(path, 0o777, True)
+        source = HdfsSource(f"{self.hdfs.uri}{path}", self.config, trio.CapacityLimiter(16))
+        await source.connect()
+        yield source
+        await source.aclose()

@@ -1,0 +1,158 @@
+"""Blocking calls of a client that has no time-outs: bounded, cancellable, and never in possession of the limiter.
+
+hdfs-native waits for ever on a NameNode or DataNode that stopped answering, and a thread cannot be stopped. A call
+that takes too long is therefore left behind: its place in the limiter is given back, and how many such threads there
+may be is bounded, so that a hung server costs memory, never the calls to the healthy ones.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import trio
+
+from turbofs.errors import SourceUnavailableError
+
+T = TypeVar("T")
+
+
+class StalledError(SourceUnavailableError):
+    """A call was left behind because it took too long."""
+
+
+_HUNG_LIMIT = 512
+"""Threads left behind at most: each holds about 100 KiB and a socket."""
+
+
+class BlockingCalls:
+    """Runs blocking functions in threads, at most *limiter*'s number at once, each for *timeout_s* at most."""
+
+    def __init__(self, limiter: trio.CapacityLimiter, timeout_s: float, hung_limit: int = _HUNG_LIMIT) -> None:
+        self.timeout_s = timeout_s
+        self._limiter = limiter
+        self._threads = trio.CapacityLimiter(math.inf)  # the real bound is `limiter`, which hung threads do not hold
+        self._hung_limit = hung_limit
+        self._lock = threading.Lock()
+        self._hung = 0
+
+    @property
+    def hung(self) -> int:
+        """Threads that were left behind and still wait."""
+        return self._hung
+
+    async def run(
+        self,
+        what: str,
+        function: Callable[[], T],
+        *,
+        timeout_s: float | None = None,
+        watch: StallWatch | None = None,
+        dispose: Callable[[T], object] | None = None,
+    ) -> T:
+        """The result of *function*, run in a thread.
+
+        *what* names the act in messages. With *watch*, *timeout_s* counts from the last `watch.touch()`. *dispose*
+        gets (in the thread) the result of a call that nobody waits for any more.
+        Raises StalledError where it took too long, SourceUnavailableError where too many earlier calls still hang.
+        """
+        if self._hung >= self._hung_limit:
+            raise SourceUnavailableError(f"cannot {what}: {self._hung} earlier calls still wait for servers that hang")
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        call = _Call(function, self, dispose)
+        await self._limiter.acquire_on_behalf_of(call)
+        try:
+            with trio.move_on_after(limit_s) as scope:
+                if watch is not None:
+                    watch.begin(scope, limit_s)
+                return await trio.to_thread.run_sync(call, limiter=self._threads, abandon_on_cancel=True)
+        finally:
+            self._limiter.release_on_behalf_of(call)
+            with self._lock:
+                if not call.finished:
+                    call.abandoned = True
+                    self._hung += 1
+        raise StalledError(f"cannot {what}: no answer within {limit_s:g} s")
+
+
+class _Call(Generic[T]):
+    def __init__(self, function: Callable[[], T], owner: BlockingCalls, dispose: Callable[[T], object] | None) -> None:
+        self._function = function
+        self._owner = owner
+        self._dispose = dispose
+        self.finished = False
+        self.abandoned = False
+
+    def __call__(self) -> T:
+        try:
+            result = self._function()
+            if self._end() and self._dispose is not None:
+                self._dispose(result)
+            return result
+        finally:
+            self._end()
+
+    def _end(self) -> bool:
+        """Note that the function returned; True if nobody waits for it."""
+        owner = self._owner
+        with owner._lock:  # noqa: SLF001  one class in two objects: a call and where it is counted
+            if not self.finished:
+                self.finished = True
+                if self.abandoned:
+                    owner._hung -= 1  # noqa: SLF001
+            return self.abandoned
+
+
+class StallWatch:
+    """Lets a long transfer go on for as long as it makes progress. `touch` is called in the transfer's thread."""
+
+    def __init__(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._scope: trio.CancelScope | None = None
+        self._limit_s = math.inf
+        self._touched = 0.0
+
+    def begin(self, scope: trio.CancelScope, limit_s: float) -> None:
+        self._scope = scope
+        self._limit_s = limit_s
+        self._touched = time.monotonic()
+
+    def touch(self) -> None:
+        now = time.monotonic()
+        if now - self._touched > self._limit_s / 8:  # often enough for the deadline, too seldom to cost anything
+            self._touched = now
+            self._token.run_sync_soon(self._extend)
+
+    def _extend(self) -> None:
+        if self._scope is not None:
+            self._scope.deadline = trio.current_time() + self._limit_s
+
+
+class Sink:
+    """A caller's buffer on loan to a thread, until `close` takes it back. Filled from the front."""
+
+    def __init__(self, target: memoryview) -> None:
+        self._target: memoryview | None = target
+        self._lock = threading.Lock()
+        self._filled = 0
+
+    def feed(self, piece: bytes) -> bool:
+        """Append *piece*; False once the buffer was taken back or is full: the thread stops then."""
+        with self._lock:
+            if self._target is None:
+                return False
+            end = self._filled + len(piece)
+            if end > len(self._target):
+                return False
+            self._target[self._filled : end] = piece
+            self._filled = end
+            return True
+
+    def close(self) -> int:
+        """Take the buffer back; how many bytes were filled. Nothing writes to it from now on."""
+        with self._lock:
+            self._target = None
+            return self._filled
