@@ -114,7 +114,7 @@ class FileSystem:
 
     # --- files
 
-    async def open(self, number: int, flags: int) -> Opened:
+    async def open(self, number: int, flags: int, caller: Caller) -> Opened:
         if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
             raise ReadOnlyError("this mount only reads")
         inode = self.tree.table.get(number)
@@ -124,6 +124,11 @@ class FileSystem:
             return Opened(self._handles.add(VirtualHandle(inode, content)), keep_cache=False, direct_io=True)
         handle, keep_pages = await self._files.open(inode)
         handle.kernel_caches = not flags & os.O_DIRECT
+        try:
+            await self._xattrs.opened(handle, caller)
+        except BaseException:
+            await self._files.close(handle)
+            raise
         return Opened(self._handles.add(handle), keep_cache=keep_pages, direct_io=False)
 
     async def read(self, handle_number: int, offset: int, length: int) -> memoryview | bytes:

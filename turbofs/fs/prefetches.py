@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import structlog
 import trio
 
-from turbofs.errors import InvalidRequestError, OutOfMemoryBudgetError
+from turbofs.errors import InvalidRequestError, OutOfMemoryBudgetError, TurboError
 from turbofs.fs.events import EventBus
 from turbofs.fs.files import FileOpener
 from turbofs.fs.handles import ReadHandle
@@ -19,6 +20,7 @@ from turbofs.model import ByteRange, Caller
 from turbofs.read.fetcher import Fetcher
 from turbofs.read.prefetch_job import JobState, PrefetchJob
 
+_log = structlog.get_logger(__name__)
 _MOST_RUNNING = 1024
 """Each holds a file open; a loop over more files than that should wait for some of them."""
 _FINISHED_KEPT = 256
@@ -60,10 +62,6 @@ class Prefetches:
 
     async def start_for(self, inode: Inode, ranges: Sequence[ByteRange] | None, caller: Caller) -> PrefetchJob:
         """As `start`, for an inode that the caller of this holds."""
-        if sum(job.state is JobState.RUNNING for job in self._jobs.values()) >= _MOST_RUNNING:
-            raise OutOfMemoryBudgetError(
-                f"{_MOST_RUNNING} prefetches are running already", advice="wait for some, or cancel them"
-            )
         path = inode.path
         handle, _ = await self._files.open(inode)
         try:
@@ -75,9 +73,25 @@ class Prefetches:
                     f"[{outside.start}, {outside.stop}) is empty or outside the {size} bytes of {path}",
                     advice="ranges are offset+length inside the file",
                 )
+            return self._begin(path, handle, wanted, caller)
         except BaseException:
             await self._files.close(handle)
             raise
+
+    async def follow(self, opened: ReadHandle, ranges: Sequence[ByteRange], caller: Caller) -> None:
+        """Act on a hint that holds for a file that is being opened. Never raises TurboError: the open goes on."""
+        handle = self._files.share(opened)
+        try:
+            self._begin(opened.inode.path, handle, ranges, caller)
+        except TurboError as error:
+            _log.info("hint not followed", path=opened.inode.path, reason=str(error))
+            await self._files.close(handle)
+
+    def _begin(self, path: str, handle: ReadHandle, wanted: Sequence[ByteRange], caller: Caller) -> PrefetchJob:
+        if len(self.running()) >= _MOST_RUNNING:
+            raise OutOfMemoryBudgetError(
+                f"{_MOST_RUNNING} prefetches are running already", advice="wait for some, or cancel them"
+            )
         job = PrefetchJob(path, caller.uid, _merged(wanted))
         self._jobs[job.id] = job
         self._forget_finished()

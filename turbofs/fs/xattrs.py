@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from turbofs.errors import InvalidRequestError, NoSuchAttributeError, TurboError
+from turbofs.fs.handles import ReadHandle
 from turbofs.fs.hint_catalogue import (
     Attribute,
     attribute_to_read,
@@ -51,6 +52,17 @@ class ExtendedAttributes:
             await self._set(inode, name, value, caller, own=True)
         finally:
             self._tree.give_back(inode)
+
+    async def opened(self, handle: ReadHandle, caller: Caller) -> None:
+        """Follow the prefetch hint that holds for a file that *caller* just opened, once for each content."""
+        inode, cached = handle.inode, handle.reader.cached
+        found = self._hints.effective(inode.path, Attribute.PREFETCH, uid=caller.uid)
+        if found is None or cached.hint == found.value:
+            return
+        cached.hint = found.value
+        ranges = PrefetchHint.parse(found.value).ranges_in(handle.reader.version.size)
+        if ranges:
+            await self._prefetches.follow(handle, ranges, caller)
 
     async def get(self, inode: Inode, name: str, caller: Caller) -> bytes:
         """The value of *name* here: set on exactly this, or derived. Raises NoSuchAttributeError, NotSupportedError."""

@@ -110,7 +110,7 @@ class Operations(pyfuse3.Operations):
 
     @request("open")
     async def open(self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        opened = await self.filesystem.open(inode, flags)
+        opened = await self.filesystem.open(inode, flags, _caller(ctx))
         return pyfuse3.FileInfo(
             fh=pyfuse3.FileHandleT(opened.handle), direct_io=opened.direct_io, keep_cache=opened.keep_cache
         )

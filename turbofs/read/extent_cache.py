@@ -68,11 +68,13 @@ class Extent:
 class CachedFile:
     """What is cached of one version of one file, ordered by offset."""
 
-    __slots__ = ("_extents", "_starts", "digest", "version")
+    __slots__ = ("_extents", "_starts", "digest", "hint", "version")
 
     def __init__(self, version: FileVersion) -> None:
         self.version = version
         self.digest: bytes | None = None
+        self.hint: str | None = None
+        """The prefetch hint that was acted upon for this content."""
         self._starts: list[int] = []
         self._extents: list[Extent] = []
 
@@ -203,6 +205,7 @@ class ExtentCache:
             self.drop_file(file)
         file.version = version
         file.digest = None
+        file.hint = None
 
     def touch(self, extent: Extent, start: int, stop: int, *, kernel_caches: bool) -> None:
         """Note that [start, stop) of a ready extent is read now, through the page cache if *kernel_caches*."""
