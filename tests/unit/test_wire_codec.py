@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 
 import msgpack
 import pytest
@@ -42,11 +43,8 @@ def test_names_of_any_bytes_travel_as_they_are(name):
 
 @given(st.binary(max_size=200))
 def test_any_bytes_decode_to_a_map_or_a_protocol_error(data):
-    try:
-        message = codec.decode(data)
-        codec.parse_request(message)
-    except ProtocolError as error:
-        assert str(error)
+    with suppress(ProtocolError):
+        codec.parse_request(codec.decode(data))
 
 
 @given(messages)

@@ -476,7 +476,7 @@ async def test_one_users_connections_are_limited_and_others_get_in(path):
         assert await call(path, "ping") == {"op": "ping"}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=300))
 def test_no_bytes_harm_the_server(data, tmp_path):
     path = tmp_path / "fuzzed"

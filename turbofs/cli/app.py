@@ -32,6 +32,7 @@ app.command("prefetch", rich_help_panel=_HINTS)(prefetch.command)
 app.command("wait", rich_help_panel=_HINTS)(wait.command)
 app.command("doctor", rich_help_panel=_CARE)(doctor.command)
 app.command("bench", rich_help_panel=_CARE)(bench.command)
+app.command("bench", rich_help_panel=_CARE)(bench.command)
 
 
 def _print_version(chosen: bool) -> None:
