@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from turbofs.errors import StaleFileError, TurboError
+from turbofs.errors import NotSupportedError, StaleFileError, TurboError
 from turbofs.metrics import Metrics
-from turbofs.model import FileVersion
+from turbofs.model import Change, FileVersion
 from turbofs.read.extent_cache import CachedFile, Extent, ExtentState
 from turbofs.read.fetcher import Fetcher
 from turbofs.read.streams import ReadPlan, StreamTracker, buddy_chunk
 from turbofs.source.base import SourceFile
+
+_MOST_ADVANCES = 4
+"""A file that grows again during each of so many tries of one read is answered ESTALE."""
 
 
 class FileReader:
@@ -41,6 +44,18 @@ class FileReader:
         The result is valid until the caller's next await: it may be a view of the cache itself. Raises StaleFileError,
         ShortReadError, SourceUnavailableError, DeadlineExceededError as the source does.
         """
+        for _ in range(_MOST_ADVANCES):
+            if self.source_file.version != self.cached.version:
+                await self._follow()  # another open of this file saw it grow
+            try:
+                return await self._read(tracker, offset, length, kernel_caches=kernel_caches)
+            except StaleFileError:
+                await self._follow()
+        raise StaleFileError("the file changes faster than it can be read")
+
+    async def _read(
+        self, tracker: StreamTracker, offset: int, length: int, *, kernel_caches: bool
+    ) -> memoryview | bytes:
         size = self.cached.version.size
         stop = min(offset + length, size)
         if offset >= stop:
@@ -59,6 +74,19 @@ class FileReader:
             self._cache.touch(extent, offset, stop, kernel_caches=kernel_caches)
             return extent.view(offset, stop)
         return await self._join(plan, extent, offset, stop, kernel_caches)
+
+    async def _follow(self) -> None:
+        """Go on with what the open file is now, where it only grew; raises StaleFileError where it did not.
+
+        What was read before may be of other bytes (only an append-only source vouches for them), so a read that met
+        the change starts anew.
+        """
+        try:
+            version = await self.source_file.refresh()
+        except NotSupportedError as error:
+            raise StaleFileError("the file changed while it was open") from error
+        if self.cached.version.compare(version) is Change.GREW:
+            self.advance(version)
 
     async def _join(self, plan: ReadPlan, extent: Extent, offset: int, stop: int, kernel_caches: bool) -> bytes:
         parts: list[bytes] = []

@@ -69,7 +69,7 @@ class LocalFile(SourceFile):
             await trio.lowlevel.checkpoint()
             return 0
         # Not abandonable: the thread writes to the caller's buffer. A local read ends, or the machine has a problem.
-        await to_the_end(self._limiter, partial(self._read, offset, buffer[:wanted]))
+        await to_the_end(self._limiter, partial(self._read, offset, buffer[:wanted], self.version.size))
         return wanted
 
     async def refresh(self) -> FileVersion:
@@ -82,7 +82,7 @@ class LocalFile(SourceFile):
         self._shared.close()
         await trio.lowlevel.checkpoint()
 
-    def _read(self, offset: int, buffer: memoryview) -> None:
+    def _read(self, offset: int, buffer: memoryview, size: int) -> None:
         done = 0
         with self._shared.use() as fd, translated("read", self._path):
             while done < len(buffer):
@@ -90,7 +90,9 @@ class LocalFile(SourceFile):
                 if not count:
                     break
                 done += count
-            self._check(fd)
+            if self._check(fd).st_size != size:
+                # Grown, and perhaps rewritten: what was read may be of either version. `refresh` goes on with the new.
+                raise StaleFileError(f"{self._path} grew while it was open")
         if done < len(buffer):
             raise ShortReadError(
                 f"{self._path} ended at {offset + done} of {self.version.size} bytes",

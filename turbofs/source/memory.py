@@ -281,12 +281,13 @@ class _MemoryFile(SourceFile):
     def __init__(self, node: _Node, path: str) -> None:
         self._node = node
         self._path = path
-        self._seen = self.version = node.version()
+        self.version = node.version()
 
     async def read_into(self, offset: int, buffer: memoryview) -> int:
         wanted = require_range(offset, len(buffer), self.version.size)
         await trio.lowlevel.checkpoint()
-        self._look()
+        if self._node.version().tag != self.version.tag:
+            raise StaleFileError(f"{self._path} changed while it was open")
         if not wanted:
             return 0
         buffer[:wanted] = self._node.data[offset : offset + wanted]
@@ -303,9 +304,8 @@ class _MemoryFile(SourceFile):
     def _look(self) -> FileVersion:
         now = self._node.version()
         # The tag moves with every change of content and with nothing else.
-        if now.tag != self._seen.tag and self._seen.compare(now) is not Change.GREW:
+        if now.tag != self.version.tag and self.version.compare(now) is not Change.GREW:
             raise StaleFileError(f"{self._path} changed while it was open")
-        self._seen = now
         return now
 
 
