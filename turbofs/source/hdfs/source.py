@@ -164,9 +164,9 @@ class HdfsSource(Source):
     async def create(self, path: str, *, mode: int = 0o644, replace: bool = False) -> SourceWriter:
         """See `Source.create`.
 
-        With *replace* the bytes go to a hidden temporary file beside the target, which takes the name when the writer
-        is closed: HDFS's own overwrite would destroy the target at once, also under a client that has it open for
-        writing. A target that is being written raises BusyError, here or at close.
+        With *replace* the bytes go to a hidden temporary file beside the target, which takes the name at the first
+        sync or else at close: HDFS's own overwrite would destroy the target at once, also under a client that has it
+        open for writing. A target that is being written raises BusyError, here or then.
         """
         where = self._new(path)
         if not replace:
@@ -277,16 +277,20 @@ class HdfsSource(Source):
 
     def _existing(self, path: str) -> str:
         """Absolute path on HDFS of something that may exist. Raises NotFoundError where no such name can."""
-        try:
-            return self._new(path)
-        except BadNameError as error:
-            raise NotFoundError(f"{path!r} cannot exist on HDFS: {error}") from error
+        where = self._absolute(path)
+        if not _possible(path):
+            raise NotFoundError(f"{path!r} cannot exist on HDFS: its names are UTF-8 without ':'")
+        return where
 
     def _new(self, path: str) -> str:
         """Absolute path on HDFS. Raises BadNameError for names that HDFS does not take."""
-        if any(":" in name for name in components(path)):
-            raise BadNameError(f"{path!r} has a ':' in it, which HDFS does not take")
-        require_utf8(path)
+        where = self._absolute(path)
+        if not _possible(path):
+            raise BadNameError(f"HDFS does not take {path!r}: its names are UTF-8 without ':'")
+        return where
+
+    def _absolute(self, path: str) -> str:
+        components(path)  # raises for what is no path at all
         if path == ROOT:
             return self._root
         return path if self._root == ROOT else self._root + path
@@ -300,7 +304,10 @@ class HdfsSource(Source):
         def dispose(writer: hdfs_native.FileWriter) -> None:
             self._blocking("delete", shown, lambda client: client.delete(where, False))
 
-        writer = await self._hdfs.ask(f"create {shown}", open_writer, dispose=dispose)
+        try:
+            writer = await self._hdfs.ask(f"create {shown}", open_writer, dispose=dispose)
+        except BusyError as error:
+            raise AlreadyExistsError(f"{shown} exists and is being written") from error
         file_id = await file_id_of(self._hdfs, where, shown)
         return HdfsWriter(
             self._hdfs, writer, where, shown, new=True, file_id=file_id, reopen=open_writer, publish=publish
@@ -331,6 +338,17 @@ class HdfsSource(Source):
 
     def _note_web(self) -> None:
         self.capabilities = _ALWAYS if self._hdfs.web.down_reason else _ALWAYS | _OF_WEB
+
+
+def _possible(path: str) -> bool:
+    """Whether HDFS can have such a name."""
+    if path.isascii():
+        return ":" not in path
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return ":" not in path
 
 
 def _close(writer: hdfs_native.FileWriter) -> None:

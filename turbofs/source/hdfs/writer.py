@@ -36,7 +36,7 @@ class HdfsWriter(SourceWriter):
 
     *base_bytes* is the file's size before; *file_id* is empty where WebHDFS could not tell it. *new* files are removed
     by `abort`, others keep what was written. *reopen* (blocking) makes the native writer again after its first block
-    found no pipeline. *publish* runs once the file is complete.
+    found no pipeline. *publish* gives the file its final name, at the first sync or else once it is complete.
     """
 
     def __init__(
@@ -70,11 +70,9 @@ class HdfsWriter(SourceWriter):
 
     async def sync(self) -> None:
         writer = self._usable()
-        if not self._written_bytes:
-            # There is no pipeline to sync yet, and the name is on the NameNode's disk since it was created.
-            await trio.lowlevel.checkpoint()
-            return
-        await self._step("sync", writer.hsync)
+        if self._written_bytes:  # else there is no pipeline to sync yet; the name is durable since it was made
+            await self._step("sync", writer.hsync)
+        await self._published()
 
     async def aclose(self) -> None:
         writer = self._usable()
@@ -83,8 +81,7 @@ class HdfsWriter(SourceWriter):
         except SourceUnavailableError:
             if not await self._completed_by_recovery():
                 raise
-        if self._publish is not None:
-            await self._publish()
+        await self._published()
         self._native = None
 
     async def abort(self) -> None:
@@ -142,6 +139,13 @@ class HdfsWriter(SourceWriter):
         if self._native is None or self._broken:
             raise TurboError(f"the writer of {self._shown} failed or was closed", advice="abort it and write anew")
         return self._native
+
+    async def _published(self) -> None:
+        if self._publish is None:
+            await trio.lowlevel.checkpoint()
+            return
+        await self._publish()
+        self._publish = None
 
     async def _closed(self, writer: hdfs_native.FileWriter) -> bool:
         try:
