@@ -48,8 +48,10 @@ class NameService:
             return inode
         if not inode.detached and inode.parent is not None:
             try:
-                if await self.look_up(inode.parent, inode.name) is inode:
+                found = await self.look_up(inode.parent, inode.name)
+                if found is inode:
                     return inode
+                self._table.drop_unused(found)  # nobody asked for the name's new file yet
             except NotFoundError:
                 pass
             except StaleFileError:
