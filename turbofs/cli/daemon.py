@@ -21,7 +21,7 @@ import trio
 from turbofs.cli import logs
 from turbofs.cli.failures import FAILED, only_turbo_error
 from turbofs.cli.notify import PipeReporter, Reporter, notify_systemd
-from turbofs.config import Config
+from turbofs.config import Config, SourceConfig
 from turbofs.errors import TurboError
 from turbofs.fs.control_ops import ControlOps
 from turbofs.fs.filesystem import FileSystem
@@ -32,22 +32,28 @@ from turbofs.model import ROOT
 from turbofs.settings import from_document
 from turbofs.source.base import Source
 from turbofs.source.registry import open_retrying_source
+from turbofs.source.retrying import RetryingSource
 from turbofs.wire import runtime_dir
 from turbofs.wire.control_server import ControlServer
+
+SourceOpener = Callable[[str, SourceConfig, trio.CapacityLimiter], RetryingSource]
 
 _log = structlog.get_logger("turbofs.cli.daemon")  # not __main__, as which it runs in the background
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-async def serve(config: Config, reporter: Reporter) -> None:
-    """Serve one mount until it is unmounted or a stop signal comes. Raises the TurboError that prevents it."""
+async def serve(config: Config, reporter: Reporter, open_source: SourceOpener = open_retrying_source) -> None:
+    """Serve one mount until it is unmounted or a stop signal comes. Raises the TurboError that prevents it.
+
+    *open_source* is for tests, which put sources that misbehave under a real mount.
+    """
     mount = config.mount
     base = mount.runtime_dir or runtime_dir.runtime_base()
     async with trio.open_nursery() as nursery:
         await nursery.start(_cancel_on_signal, nursery.cancel_scope)
         with runtime_dir.held(str(mount.mountpoint), base) as folder:
             limiter = trio.CapacityLimiter(config.source.threads)
-            source = open_retrying_source(mount.source, config.source, limiter)
+            source = open_source(mount.source, config.source, limiter)
             try:
                 await source.connect(wait_s=mount.wait_s, progress=_progress(source, reporter))
                 await _serve_source(source, config, folder, reporter)

@@ -74,10 +74,9 @@ async def _examine_source(uri: str, config: Config) -> list[CheckResult]:
         return [fail("source", str(error), error.advice)]
     try:
         results = [await checks.reachable(source)]
-        description = source.describe()
-        results += await checks.web(description)
+        results += await checks.web(source.describe())
         if results[0].verdict is Verdict.OK:
-            results += [await checks.versions(source, description), await checks.readable(source)]
+            results += await checks.files(source)
         return results
     finally:
         await source.aclose()

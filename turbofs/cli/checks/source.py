@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import email.utils
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 
 import httpx
 import trio
@@ -35,14 +36,13 @@ async def reachable(source: Source) -> CheckResult:
 async def web(description: Mapping[str, object]) -> list[CheckResult]:
     """The NameNode's HTTP server, which versions and files being written need, and its clock against ours.
 
-    *description* is the source's; without a web address in it there is nothing to check.
+    *description* is the source's; without `web` in it (the server's address) there is nothing to check.
     """
-    address = description.get("web_address")
-    if "web_address" not in description:
+    if "web" not in description:
         return []
-    reason = description.get("web_error")
-    if not isinstance(address, str) or reason:
-        return [_no_web(str(reason or "no address of it is known"))]
+    address = description["web"]
+    if not isinstance(address, str):
+        return [_no_web("no address of it is known")]
     url = address if "://" in address else f"http://{address}"
     try:
         async with httpx.AsyncClient(timeout=_ATTEMPT_S, trust_env=False) as client:
@@ -68,53 +68,43 @@ def clock(date: str | None, now: float) -> CheckResult:
     return ok(name, f"within {max(1.0, abs(skew_s)):.0f} s of the NameNode's")
 
 
-async def versions(source: Source, description: Mapping[str, object]) -> CheckResult:
+async def files(source: Source) -> list[CheckResult]:
+    """A sample of the files near the root: can the mount's identity open them, and are their versions proofs?"""
+    try:
+        with trio.fail_after(2 * _ATTEMPT_S):
+            sample = [(path, found) for path, found in await _sample(source) if found.kind is FileKind.FILE]
+            return [await readable(source, sample), await versions(source, sample)]
+    except trio.TooSlowError:
+        return [warn("files", f"no answer within {2 * _ATTEMPT_S:g} s", "the source is slow; try again")]
+    except TurboError as error:
+        return [fail("files", str(error), error.advice)]
+
+
+async def versions(source: Source, sample: Sequence[tuple[str, Attributes]]) -> CheckResult:
     """Whether the source proves that a file is still the same one."""
     name = "versions"
-    with trio.move_on_after(_ATTEMPT_S):
-        async for path, attributes in _sample(source):
-            if attributes.kind is FileKind.FILE:
-                try:
-                    strong = (await source.stat_exact(path)).version.strong
-                except TurboError as error:
-                    return warn(name, f"{path}: {error}", error.advice)
-                if strong:
-                    return ok(name, "strong: caches are kept between opens")
-                why = description.get("weak_versions", "the source tells no file ids")
-                return warn(name, f"weak ({why}): caches are dropped at each open", "make the HTTP port reachable")
+    if not sample:
         return ok(name, "no file near the root to try")
-    return warn(name, f"no answer within {_ATTEMPT_S:g} s", "the source is slow; try again")
+    if (await source.stat_exact(sample[0][0])).version.strong:
+        return ok(name, "strong: caches are kept between opens")
+    why = source.describe().get("versions", "the source tells no file ids")
+    return warn(name, f"{why}: caches are dropped at each open", "make the NameNode's HTTP port reachable")
 
 
-async def readable(source: Source) -> CheckResult:
-    """A sample of the files near the root can be opened by the identity that the mount has on the source."""
+async def readable(source: Source, sample: Sequence[tuple[str, Attributes]]) -> CheckResult:
+    """Whether the identity that the mount has on the source may open the files, and others on the mount read them."""
     name = "readable files"
-    seen = opened = 0
-    private: list[str] = []
-    refused: list[str] = []
-    with trio.move_on_after(2 * _ATTEMPT_S):
-        try:
-            async for path, attributes in _sample(source):
-                if attributes.kind is not FileKind.FILE:
-                    continue
-                seen += 1
-                if not attributes.mode & 0o044:
-                    private.append(path)
-                if opened < _SAMPLE_OPENED:
-                    opened += 1
-                    error = await _open_error(source, path)
-                    if error is not None:
-                        refused.append(error)
-        except TurboError as error:
-            return fail(name, f"the root cannot be listed: {error}", error.advice)
+    opened = sample[:_SAMPLE_OPENED]
+    refused = [error for path, _ in opened if (error := await _open_error(source, path)) is not None]
+    private = [path for path, attributes in sample if not attributes.mode & 0o044]
     if refused:
         advice = "give the identity that TurboFS uses read permission, or choose another with [source] user"
-        return fail(name, f"{len(refused)} of {opened} cannot be opened: {'; '.join(refused[:3])}", advice)
+        return fail(name, f"{len(refused)} of {len(opened)} cannot be opened: {'; '.join(refused[:3])}", advice)
     if private:
         advice = "`hdfs dfs -chmod -R a+rX DIR`, or a umask of 022 where they are written"
         shown = ", ".join(private[:3])
-        return warn(name, f"{len(private)} of {seen} are for their owner alone, such as {shown}", advice)
-    return ok(name, f"{seen} seen, {opened} opened")
+        return warn(name, f"{len(private)} of {len(sample)} are for their owner alone, such as {shown}", advice)
+    return ok(name, f"{len(sample)} seen, {len(opened)} opened")
 
 
 async def _open_error(source: Source, path: str) -> str | None:
@@ -126,26 +116,23 @@ async def _open_error(source: Source, path: str) -> str | None:
     return None
 
 
-async def _sample(source: Source) -> AsyncIterator[tuple[str, Attributes]]:
+async def _sample(source: Source) -> list[tuple[str, Attributes]]:
     """Names near the root, breadth first, so many and no more. Directories that cannot be listed are passed over."""
-    pending, listed, seen = [ROOT], 0, 0
-    while pending and listed < _SAMPLE_DIRECTORIES:
-        directory = pending.pop(0)
+    pending, found, listed = deque([ROOT]), list[tuple[str, Attributes]](), 0
+    while pending and listed < _SAMPLE_DIRECTORIES and len(found) < _SAMPLE_NAMES:
+        directory = pending.popleft()
         listed += 1
         try:
             async with await source.list(directory) as listing:
-                while entries := await listing.next_batch():
-                    for entry in entries:
-                        path = join(directory, entry.name)
-                        if entry.attributes.kind is FileKind.DIRECTORY:
-                            pending.append(path)
-                        yield path, entry.attributes
-                        seen += 1
-                        if seen >= _SAMPLE_NAMES:
-                            return
+                while len(found) < _SAMPLE_NAMES and (entries := await listing.next_batch()):
+                    found += [(join(directory, entry.name), entry.attributes) for entry in entries]
+                    pending += [
+                        join(directory, entry.name) for entry in entries if entry.attributes.kind is FileKind.DIRECTORY
+                    ]
         except TurboError:
             if directory == ROOT:
                 raise
+    return found[:_SAMPLE_NAMES]
 
 
 def _no_web(reason: str) -> CheckResult:
