@@ -64,12 +64,12 @@ def test_a_local_source_is_used_and_left_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.hdfs
-def test_the_same_on_hdfs(tmp_path: Path, hdfs: HdfsCluster) -> None:
-    done = demo(tmp_path, hdfs.uri, "--web", f"{hdfs.host}:{hdfs.http_port}")
+def test_the_same_on_hdfs(tmp_path: Path, hdfs: HdfsCluster, hdfs_dir: str) -> None:
+    done = demo(tmp_path, f"{hdfs.uri}{hdfs_dir}", "--web", f"{hdfs.host}:{hdfs.http_port}")
     assert done.returncode == 0, done.stderr + done.stdout
     assert EVERY_TENSOR in done.stdout
     assert mounts_under(tmp_path) == []
-    assert "turbofs-demo-" not in hdfs.shell("-ls", "/")
+    assert "turbofs-demo-" not in hdfs.shell("-ls", hdfs_dir)
 
 
 def test_a_source_that_is_not_there_fails_clearly(tmp_path: Path) -> None:
