@@ -20,13 +20,15 @@ class SlowSource(DelegatingSource):
         super().__init__(inner)
         self.latency_s = latency_s
         self.held: set[str] = set()
+        self._passes: dict[str, int] = {}
         self._waiting = 0
         self._changed = trio.Condition()
 
-    async def hold(self, acts: Collection[str] = ACTS) -> None:
-        """From now on these acts hang until they are released."""
+    async def hold(self, acts: Collection[str] = ACTS, *, after: int = 0) -> None:
+        """Once *after* more of each have passed, these acts hang until they are released."""
         async with self._changed:
             self.held |= set(acts)
+            self._passes.update(dict.fromkeys(acts, after))
 
     async def release(self, acts: Collection[str] = ACTS) -> None:
         """Let these acts go on."""
@@ -45,7 +47,10 @@ class SlowSource(DelegatingSource):
             await trio.sleep(self.latency_s)
         async with self._changed:
             if act in self.held:
-                await self._hang(act)
+                if self._passes.get(act):
+                    self._passes[act] -= 1
+                else:
+                    await self._hang(act)
         return await call()
 
     async def _hang(self, act: str) -> None:
