@@ -28,6 +28,8 @@ from turbofs.metrics import Metrics
 from turbofs.model import Caller, FileKind, split
 from turbofs.source.file import FileSource
 from turbofs.source.memory import MemorySource
+from turbofs.source.retrying import RetryingSource
+from turbofs.testing.faulty import Fault, FaultySource
 
 ROOT_NUMBER = 1
 KIB = 1 << 10
@@ -156,6 +158,29 @@ class MemoryWorld:
 
     def close(self) -> None:
         self._loop.run(self.source.aclose)
+
+
+class FaultyWorld(MemoryWorld):
+    """The same behind a source that fails a tenth of what it is asked and cuts reads short, and the retries for it.
+
+    Nothing of it may show: the machine expects exactly what it expects of a healthy source.
+    """
+
+    def __init__(self, loop: TrioThread) -> None:
+        super().__init__(loop)
+        self._tree = self.source
+        faulty = FaultySource(
+            self._tree,
+            Fault(acts=frozenset({"stat", "stat_exact", "list", "open", "read"}), probability=0.1),
+            Fault(acts=frozenset({"read"}), probability=0.1, short_reads=True),
+        )
+        self.source = RetryingSource(faulty, SourceConfig(backoff_first_s=0.0001, backoff_limit_s=0.001))
+
+    def put(self, path: str, content: bytes) -> None:
+        self._tree.put(path, content)
+
+    def write(self, path: str, offset: int, data: bytes, size: int) -> None:
+        self._tree.modify(path, offset, data, size=size)
 
 
 class LocalWorld:
@@ -295,6 +320,7 @@ class FileSystemMachine(RuleBasedStateMachine):
 
     @rule(path=paths)
     def look(self, path):
+        held = set(self.kernel)
         number = self._walk(path)
         file = self.files.get(path)
         assert (number is None) == (file is None)
@@ -303,7 +329,7 @@ class FileSystemMachine(RuleBasedStateMachine):
             return
         inode = self.loop.run(self.fs.getattr, number)
         assert (inode.kind, inode.attributes.size) == (FileKind.FILE, len(file.content))
-        if path in self.seen and self.seen[path][0] in self.kernel:
+        if path in self.seen and self.seen[path][0] in held:
             before, known, rewrites, moves = self.seen[path]
             if known is not file:
                 assert number != before, "another file must have another inode number"
@@ -481,6 +507,10 @@ class MemoryMachine(FileSystemMachine):
     World = MemoryWorld
 
 
+class FaultyMachine(FileSystemMachine):
+    World = FaultyWorld
+
+
 class LocalMachine(FileSystemMachine):
     World = LocalWorld
 
@@ -495,6 +525,8 @@ LONG = settings(QUICK, max_examples=600, stateful_step_count=80)
 
 TestMemory = MemoryMachine.TestCase
 TestMemory.settings = QUICK
+TestFaulty = FaultyMachine.TestCase
+TestFaulty.settings = QUICK
 TestLocal = LocalMachine.TestCase
 TestLocal.settings = QUICK
 
@@ -506,4 +538,9 @@ class TestMemoryAtLength(MemoryMachine.TestCase):
 
 @pytest.mark.long
 class TestLocalAtLength(LocalMachine.TestCase):
+    settings = LONG
+
+
+@pytest.mark.long
+class TestFaultyAtLength(FaultyMachine.TestCase):
     settings = LONG
