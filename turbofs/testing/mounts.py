@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,9 +208,13 @@ class Workplace:
             yield mount
 
     @contextmanager
-    def direct(self, *options: str, source: str | None = None) -> Iterator[Mount]:
-        """A mount whose source obeys `Mount.source`."""
+    def direct(
+        self, *options: str, source: str | None = None, fail: Mapping[str, object] | None = None
+    ) -> Iterator[Mount]:
+        """A mount whose source obeys `Mount.source`; *fail*: arguments of `fail` that hold from the start."""
         command = ["turbofs.testing.served_mount", source or self.uri, str(self.mountpoint)]
+        if fail is not None:
+            command += ["--fail", json.dumps(fail)]
         with self._serving([*command, *self.options(*options)], obedient=True) as mount:
             yield mount
 

@@ -47,9 +47,13 @@ class Director:
     _slow: SlowSource
     _counting: CountingSource
 
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        """*faults* are there from the start, before the source is reached."""
+        self._first_faults = faults
+
     def open_source(self, uri: str, config: SourceConfig, limiter: trio.CapacityLimiter) -> RetryingSource:
         self._origin = open_source(uri, config, limiter)
-        self._faulty = FaultySource(self._origin)
+        self._faulty = FaultySource(self._origin, *self._first_faults)
         self._slow = SlowSource(self._faulty)
         self._counting = CountingSource(self._slow)
         return RetryingSource(self._counting, config)
@@ -78,25 +82,9 @@ class Director:
     async def delay(self, latency_s: float) -> None:
         self._slow.latency_s = latency_s
 
-    async def fail(
-        self,
-        acts: Sequence[str],
-        times: int | None = None,
-        error: str = "SourceUnavailableError",
-        path: str | None = None,
-        short_reads: bool = False,
-    ) -> None:
-        """The next *times* of these acts (None: all) raise *error*, or come back short."""
-        kind: type[TurboError] = getattr(errors, error)
-        self._faulty.faults.append(
-            Fault(
-                acts=frozenset(acts),
-                nth=None if times is None else frozenset(range(1, times + 1)),
-                error=lambda: kind("made to fail"),
-                path=path,
-                short_reads=short_reads,
-            )
-        )
+    async def fail(self, **arguments: Any) -> None:
+        """As `fault` says, from now on."""
+        self._faulty.faults.append(fault(**arguments))
 
     async def heal(self) -> None:
         self._faulty.faults.clear()
@@ -108,9 +96,26 @@ class Director:
         await self._origin.set_attributes(path, AttributeChange(owner=owner, group=group))
 
 
-async def serve(config: Config) -> None:
+def fault(
+    acts: Sequence[str],
+    times: int | None = None,
+    error: str = "SourceUnavailableError",
+    path: str | None = None,
+    short_reads: bool = False,
+) -> Fault:
+    """The next *times* of these acts (None: all) raise *error*, or come back short."""
+    kind: type[TurboError] = getattr(errors, error)
+    return Fault(
+        acts=frozenset(acts),
+        nth=None if times is None else frozenset(range(1, times + 1)),
+        error=lambda: kind("made to fail"),
+        path=path,
+        short_reads=short_reads,
+    )
+
+
+async def serve(config: Config, director: Director) -> None:
     """Serve one mount and obey what comes on standard input."""
-    director = Director()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_obey, director)
         await daemon.serve(config, TerminalReporter(), director.open_source)
@@ -143,12 +148,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("source")
     parser.add_argument("directory", type=Path)
     parser.add_argument("-o", dest="options", action="append", default=[])
+    parser.add_argument("--fail", type=json.loads, action="append", default=[], help="arguments of `fail`, at once")
     chosen = parser.parse_args(arguments)
     place: settings.Values = {("mount", "source"): chosen.source, ("mount", "mountpoint"): chosen.directory}
     config = settings.build_config(settings.parse_options(chosen.options), place)
     logs.configure(config.mount.log_format, config.mount.log_level)
     os.chdir("/")
-    trio.run(serve, config)
+    trio.run(serve, config, Director([fault(**each) for each in chosen.fail]))
 
 
 if __name__ == "__main__":
