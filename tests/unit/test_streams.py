@@ -12,7 +12,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 CONFIG = ReadConfig()
 
 
-def _observe(tracker: StreamTracker, offset: int, length: int, size: int = GIB, limit: int = GIB):  # noqa: ANN202
+def _observe(tracker: StreamTracker, offset: int, length: int, size: int = GIB, limit: int = GIB):
     return tracker.observe(offset, length, size, window_limit_bytes=limit)
 
 

@@ -114,7 +114,7 @@ class ExtendedAttributes:
             self._hints.set(path, name, hint.format(), uid=caller.uid if own else None)
             await self._apply(inode, hint, caller)
         except TurboError as error:
-            self._hints.record_error(path, caller.uid, f"{name}: {error}; {error.advice}")
+            self._hints.record_error(path, caller.uid, f"{error}; {error.advice}")
             self._metrics.hint_given(name if name.startswith("user.turbofs.") else "other", "refused")
             raise
         self._hints.record_error(path, caller.uid, None)

@@ -53,6 +53,8 @@ def tune(mountpoint: Path, read_ahead_kib: int, max_background: int, sysfs: Path
     )
     notes = []
     for what, control, value in wanted:
+        if not control.parent.exists():
+            continue  # fusectl is not mounted on this machine: nothing that the mount could do about it
         try:
             control.write_text(f"{value}\n")
         except OSError as error:

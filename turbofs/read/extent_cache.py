@@ -25,7 +25,7 @@ from turbofs.read.memory_budget import Buffer, MemoryBudget
 
 _PROTECTED_SHARE = 0.5
 """Of the budget: the other half is always there for streams."""
-_BEHIND_BYTES = 128 << 20
+_BEHIND_BYTES = 32 << 20
 """Kept of what the kernel caches as well: enough for readers that follow one another closely."""
 
 
