@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+
 from turbofs.config import SourceConfig
 from turbofs.source.file import FileSource
 from turbofs.testing.conformance import SourceConformance

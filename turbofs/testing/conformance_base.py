@@ -37,6 +37,13 @@ class ConformanceBase(ABC):
         with suppress(AlreadyExistsError):
             await source.make_directory(path)
 
+    async def seed_entry(self, source: Source, path: str) -> None:
+        """Put any name into a large directory, as cheaply as the source can."""
+        if Capability.DIRECTORIES in source.capabilities:
+            await source.make_directory(path)  # far cheaper than a file on HDFS
+        else:
+            await self.seed(source, path, b"")
+
 
 def content(size_bytes: int, seed: int = 0) -> bytes:
     """Bytes in which every range is recognisable."""

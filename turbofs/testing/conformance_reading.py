@@ -108,16 +108,13 @@ class ReadingConformance(ConformanceBase):
                 places = trio.Semaphore(16)
                 for name in expected:
                     await places.acquire()
-                    nursery.start_soon(self._seed_entry, source, f"/many/{name}", places)
+                    nursery.start_soon(self._seed_within, places, source, f"/many/{name}")
             names = await names_in(source, "/many")
             assert len(names) == len(expected)
             assert set(names) == expected
 
-    async def _seed_entry(self, source: Source, path: str, places: trio.Semaphore) -> None:
-        if Capability.DIRECTORIES in source.capabilities:
-            await source.make_directory(path)  # far cheaper than a file on HDFS
-        else:
-            await self.seed(source, path, b"")
+    async def _seed_within(self, places: trio.Semaphore, source: Source, path: str) -> None:
+        await self.seed_entry(source, path)
         places.release()
 
     async def test_a_listing_can_be_left_early(self) -> None:
