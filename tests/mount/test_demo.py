@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from turbofs.testing.hdfs_cluster import HdfsCluster
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+
 from turbofs.testing.children import Child, in_child
 
 pytestmark = pytest.mark.mount

@@ -9,6 +9,7 @@ import stat
 import time
 
 import pytest
+
 from turbofs.testing.mounts import workplace
 from turbofs.testing.waiting import eventually
 

@@ -8,6 +8,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from turbofs.testing.children import Child, in_child
 from turbofs.testing.conformance_base import content
 from turbofs.testing.mounts import workplace

@@ -14,7 +14,7 @@ from turbofs.fs.hidden import HIDDEN_NAME
 from turbofs.fs.inodes import Inode
 from turbofs.fs.tree import Tree
 from turbofs.fs.virtual import HintMirror, VirtualDirectory
-from turbofs.model import Attributes, join
+from turbofs.model import ROOT, Attributes, join
 
 _DOTS = 2
 Emit = Callable[[bytes, Inode, int], bool]
@@ -53,7 +53,7 @@ async def _inode(tree: Tree, directory: Inode, name: str, attributes: Attributes
     """The inode of a listed name; None where it is gone by now, or hidden."""
     if isinstance(directory.virtual, VirtualDirectory):
         return tree.hidden.child(directory, name)
-    if name == HIDDEN_NAME and directory is tree.table.root:
+    if name == HIDDEN_NAME and (directory is tree.table.root or directory.virtual == HintMirror(ROOT)):
         return None
     try:
         if isinstance(directory.virtual, HintMirror):
