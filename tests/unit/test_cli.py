@@ -14,6 +14,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+
 from turbofs import errors
 from turbofs.cli import app, mount_helper, mount_point, mount_table, output, umount
 from turbofs.cli.failures import exit_code, only_turbo_error
@@ -311,7 +312,28 @@ def test_json_shows_names_that_are_not_utf8():
     text.encode()
 
 
-async def test_a_start_tells_each_reason_once(monkeypatch):
+class Waiting:
+    """A source that is down in several ways, then there; without reasons it only takes its time."""
+
+    uri = "hdfs://nn/x"
+
+    def __init__(self, *reasons):
+        self.reasons = reasons
+
+    async def connect(self, *, wait_s, progress):
+        for reason in self.reasons:
+            progress(SourceUnavailableError(reason), wait_s)
+        await trio.sleep(wait_s - 1)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "expected"),
+    [
+        (("refused", "refused", "safe mode", "refused"), ["refused", "safe mode"]),
+        ((), ["no answer yet"]),
+    ],
+)
+async def test_a_start_tells_each_reason_once_and_never_keeps_silent(autojump_clock, reasons, expected):
     from turbofs.cli import daemon
 
     told = []
@@ -319,14 +341,8 @@ async def test_a_start_tells_each_reason_once(monkeypatch):
     class Reporter:
         progress = staticmethod(told.append)
 
-    class Source:
-        uri = "hdfs://nn/x"
-
-    progress = daemon._progress(Source(), Reporter())
-    for reason in ("refused", "refused", "safe mode", "refused"):
-        progress(SourceUnavailableError(reason), 12.3)
-    assert [text.split(" for ", 1)[1] for text in told] == ["hdfs://nn/x (refused)", "hdfs://nn/x (safe mode)"]
-    await trio.lowlevel.checkpoint()
+    await daemon._connect(Waiting(*reasons), 10, Reporter())
+    assert [text.rpartition(": ")[2] for text in told] == expected
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")

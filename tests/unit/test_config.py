@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from turbofs import settings
 from turbofs.errors import ConfigError, InvalidRequestError, TurboError
 from turbofs.limits import default_memory_bytes, memory_limit

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import trio
+
 from turbofs.cli import doctor
 from turbofs.cli.checks import fuse, memory, mounts
 from turbofs.cli.checks import source as source_checks

@@ -9,6 +9,7 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from turbofs.errors import InvalidRequestError, ProtocolError, SourceUnavailableError, TurboError
 from turbofs.wire import control_codec as codec
 

@@ -12,6 +12,7 @@ import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from turbofs.errors import (
     AccessDeniedError,
     BusyError,

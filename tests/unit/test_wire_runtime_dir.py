@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from turbofs.errors import BusyError, ConfigError, MountError
 from turbofs.wire import runtime_dir
 
@@ -33,6 +35,13 @@ def test_a_long_name_is_shortened_to_what_a_socket_path_takes(tmp_path):
     for name in names:
         assert len(os.fsencode(base / name / runtime_dir.SOCKET_NAME)) <= 107
         assert name.startswith("mnt-aaa")
+
+
+def test_shortening_never_cuts_an_escape_in_two():
+    base = Path("/run/turbofs")
+    for length in range(60, 100):
+        head, _, _ = runtime_dir.mount_name("/mnt/" + "a" * (length - 20) + "-" * 60, base).partition("~")
+        assert re.fullmatch(r"([a-z-]|\\x2d)*", head)
 
 
 def test_the_longest_path_can_be_bound(tmp_path):

@@ -39,6 +39,7 @@ from turbofs.wire.control_server import ControlServer
 SourceOpener = Callable[[str, SourceConfig, trio.CapacityLimiter], RetryingSource]
 
 _log = structlog.get_logger("turbofs.cli.daemon")  # not __main__, as which it runs in the background
+_SILENCE_S = 1.0  # what takes longer than that wants an explanation
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -55,7 +56,7 @@ async def serve(config: Config, reporter: Reporter, open_source: SourceOpener = 
             limiter = trio.CapacityLimiter(config.source.threads)
             source = open_source(mount.source, config.source, limiter)
             try:
-                await source.connect(wait_s=mount.wait_s, progress=_progress(source, reporter))
+                await _connect(source, mount.wait_s, reporter)
                 await _serve_source(source, config, folder, reporter)
             finally:
                 notify_systemd("STOPPING=1")
@@ -89,17 +90,25 @@ async def _serve_source(source: Source, config: Config, folder: Path, reporter: 
         nursery.cancel_scope.cancel()
 
 
-def _progress(source: Source, reporter: Reporter) -> Callable[[TurboError, float], None]:
-    """Tells what the start waits for: once for each reason, not once for each attempt."""
+async def _connect(source: RetryingSource, wait_s: float, reporter: Reporter) -> None:
+    """Reach *source* within *wait_s*, saying what is waited for: soon, and again for each new reason."""
     told: set[str] = set()
 
-    def progress(error: TurboError, left_s: float) -> None:
-        if str(error) not in told:
-            told.add(str(error))
-            reporter.progress(f"waiting up to {left_s:.0f} s for {source.uri} ({error})")
+    def tell(reason: str, left_s: float) -> None:
+        if reason not in told:
+            told.add(reason)
+            reporter.progress(f"waiting up to {left_s:.0f} s for {source.uri}: {reason}")
             notify_systemd(f"STATUS=waiting for {source.uri}")
 
-    return progress
+    async def tell_silence() -> None:
+        await trio.sleep(_SILENCE_S)
+        if not told:
+            tell("no answer yet", wait_s - _SILENCE_S)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tell_silence)
+        await source.connect(wait_s=wait_s, progress=lambda error, left_s: tell(str(error), left_s))
+        nursery.cancel_scope.cancel()
 
 
 async def _cancel_on_signal(

@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -27,6 +28,7 @@ SOCKET_NAME = "control.sock"
 _SOCKET_PATH_LIMIT = 107  # sun_path holds 108 bytes, the last a NUL
 _NAME_LIMIT = 255
 _DIGEST_CHARACTERS = 16
+_CUT_ESCAPE = re.compile(r"\\(x[0-9a-f]?)?$")  # the beginning of an escape whose end was cut off
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789:_.")
 
 
@@ -60,7 +62,8 @@ def mount_name(mountpoint: str, base: Path) -> str:
     if room < _DIGEST_CHARACTERS:
         raise ConfigError(f"{base} is too long a path for a Unix socket in it", advice="choose a shorter runtime_dir")
     digest = hashlib.blake2b(name.encode(), digest_size=_DIGEST_CHARACTERS // 2).hexdigest()
-    return f"{name[: max(0, room - _DIGEST_CHARACTERS - 1)]}~{digest}"[-room:]
+    head = _CUT_ESCAPE.sub("", name[: max(0, room - _DIGEST_CHARACTERS - 1)])
+    return f"{head}~{digest}"[-room:]
 
 
 def runtime_base() -> Path:
