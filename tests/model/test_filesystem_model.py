@@ -20,6 +20,7 @@ import trio
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
 from turbofs.config import Config, FsConfig, MountConfig, ReadConfig, SourceConfig
 from turbofs.errors import NotFoundError, StaleFileError
 from turbofs.fs.filesystem import FileSystem
@@ -79,11 +80,12 @@ class File:
 
 
 class OpenFile:
-    def __init__(self, inode_number: int, file: File) -> None:
+    def __init__(self, inode_number: int, file: File, most_moves: float) -> None:
         self.inode_number = inode_number
         self.file = file
         self.since = len(file.history) - 1
         self.rewrites = file.rewrites
+        self.most_moves = file.moves + most_moves
 
     @property
     def allowed(self) -> list[bytes]:
@@ -91,7 +93,7 @@ class OpenFile:
 
     @property
     def may_be_stale(self) -> bool:
-        return self.file.rewrites != self.rewrites
+        return self.file.rewrites != self.rewrites or self.file.moves > self.most_moves
 
 
 class OpenDirectory:
@@ -134,6 +136,9 @@ class TrioThread:
 
 class MemoryWorld:
     """The tree in memory, changed as somebody else would."""
+
+    most_moves = float("inf")
+    """How many renames an open file survives for certain."""
 
     def __init__(self, loop: TrioThread) -> None:
         self._loop = loop
@@ -189,6 +194,8 @@ class LocalWorld:
     Every change waits until the kernel's clock gives it a time of its own: two changes within one tick of that clock
     cannot be told apart, and FileSource says so.
     """
+
+    most_moves = 1  # away and back again: the ctime moved, and no new name explains it
 
     def __init__(self, loop: TrioThread) -> None:
         self._folder = TemporaryDirectory()
@@ -320,7 +327,6 @@ class FileSystemMachine(RuleBasedStateMachine):
 
     @rule(path=paths)
     def look(self, path):
-        held = set(self.kernel)
         number = self._walk(path)
         file = self.files.get(path)
         assert (number is None) == (file is None)
@@ -329,7 +335,7 @@ class FileSystemMachine(RuleBasedStateMachine):
             return
         inode = self.loop.run(self.fs.getattr, number)
         assert (inode.kind, inode.attributes.size) == (FileKind.FILE, len(file.content))
-        if path in self.seen and self.seen[path][0] in held:
+        if path in self.seen:
             before, known, rewrites, moves = self.seen[path]
             if known is not file:
                 assert number != before, "another file must have another inode number"
@@ -342,6 +348,7 @@ class FileSystemMachine(RuleBasedStateMachine):
     def forget(self, data):
         number = data.draw(st.sampled_from(sorted(self.kernel)))
         self.fs_forget([(number, self.kernel.pop(number))])
+        self.seen = {path: seen for path, seen in self.seen.items() if seen[0] != number}  # it may be given again
 
     # --- the kernel: files
 
@@ -357,7 +364,7 @@ class FileSystemMachine(RuleBasedStateMachine):
                 break
             except StaleFileError:
                 assert not last_try
-        self.handles[opened.handle] = OpenFile(number, self.files[path])
+        self.handles[opened.handle] = OpenFile(number, self.files[path], self.world.most_moves)
 
     @precondition(lambda self: self.handles)
     @rule(data=st.data(), length=st.sampled_from([0, 1, 4096, 70_000, 131_072]))

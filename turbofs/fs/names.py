@@ -100,7 +100,10 @@ class NameService:
             elif _change(known, seen) is Change.REPLACED:
                 self._table.detach(known)
             else:
-                await self.advance(known, seen)
+                try:
+                    await self.advance(known, seen)
+                except StaleFileError:
+                    continue  # what is open is not that file any more: the name gets an inode of its own
                 return known
 
     async def advance(self, inode: Inode, seen: Attributes) -> None:
