@@ -38,7 +38,12 @@ def test_hidden_tree_is_not_listed_and_opens_by_name(mount):
     assert hidden.is_dir()
     assert sorted(os.listdir(hidden)) == ["README", "control", "hints", "stats", "status.json"]
     assert "hints" in (hidden / "README").read_text()
-    for nowhere in (mount.path / "folder" / ".turbofs", hidden / ".turbofs", hidden / "no-such", hidden / "hints" / ".turbofs"):
+    for nowhere in (
+        mount.path / "folder" / ".turbofs",
+        hidden / ".turbofs",
+        hidden / "no-such",
+        hidden / "hints" / ".turbofs",
+    ):
         assert not nowhere.exists(), nowhere
 
 
@@ -88,8 +93,8 @@ def test_hints_mirror_the_tree_and_take_no_data(mount):
             lambda: (hints / "folder" / "file").open("r+b"),
             lambda: (hints / "folder" / "file").write_bytes(b"data"),
             lambda: (hints / "new").write_bytes(b"data"),
-            lambda: (hints / "new").mkdir(),
-            lambda: (hints / "folder" / "file").unlink(),
+            (hints / "new").mkdir,
+            (hints / "folder" / "file").unlink,
             lambda: (hints / "folder" / "file").rename(hints / "other"),
         )
         found = []

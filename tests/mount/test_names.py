@@ -132,7 +132,13 @@ def test_inode_numbers_are_stable_and_distinct(place):
 def test_symbolic_link_shows_its_target(corner):
     source, shown = corner
     (source / "file").write_text("content")
-    targets = {"near": "file", "dangling": "no/such/file", "absolute": "/etc/hostname", "up": "../../..", "long": "x" * 3000}
+    targets = {
+        "near": "file",
+        "dangling": "no/such/file",
+        "absolute": "/etc/hostname",
+        "up": "../../..",
+        "long": "x" * 3000,
+    }
     for name, target in targets.items():
         (source / name).symlink_to(target)
     for name, target in targets.items():
@@ -198,14 +204,14 @@ def test_changes_are_refused_and_leave_the_source_alone(corner):
         lambda: new.open("wb"),
         lambda: os.open(new, os.O_RDONLY | os.O_CREAT),
         lambda: os.truncate(file, 1),
-        lambda: file.unlink(),
+        file.unlink,
         lambda: file.rename(new),
         lambda: (shown / "folder").rename(new),
         lambda: os.rename(file, shown / "folder" / "inner"),
         lambda: os.link(file, new),
         lambda: new.symlink_to("file"),
-        lambda: new.mkdir(),
-        lambda: (shown / "empty").rmdir(),
+        new.mkdir,
+        (shown / "empty").rmdir,
         lambda: os.mkfifo(new),
         lambda: os.mknod(new, 0o644 | stat.S_IFREG),
         lambda: file.chmod(0o777),

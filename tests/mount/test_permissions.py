@@ -109,7 +109,10 @@ def test_other_user_reads_what_the_mode_allows(corner):
 
 
 def test_unknown_owner_is_shown_as_nobody(place):
-    nobody = int(Path("/proc/sys/kernel/overflowuid").read_text()), int(Path("/proc/sys/kernel/overflowgid").read_text())
+    nobody = (
+        int(Path("/proc/sys/kernel/overflowuid").read_text()),
+        int(Path("/proc/sys/kernel/overflowgid").read_text()),
+    )
     user, group = pwd.getpwnam("daemon"), grp.getgrnam("daemon")
     with place.direct(source="memory:") as mount:
         mount.source.put("/known", owner="daemon", group="daemon")

@@ -24,6 +24,8 @@ from turbofs.model import Caller
 from turbofs.read.extent_cache import CachedFile, ExtentCache, ExtentState
 from turbofs.source.base import Source
 
+_LONGEST_HINT_SHOWN = 4096
+
 
 class Reports:
     """Documents for `status`, `.turbofs` and the derived attributes."""
@@ -166,4 +168,7 @@ class Reports:
         found = self._hints.effective(path, "user.turbofs.prefetch", uid=caller.uid)
         if found is None:
             return {}
-        return {"user.turbofs.prefetch": {"value": found.value, "set_on": found.path, "own": found.own}}
+        value = found.value
+        if len(value) > _LONGEST_HINT_SHOWN:  # whole where it is set; here it must not crowd out the rest
+            value = value[:_LONGEST_HINT_SHOWN] + "…"
+        return {"user.turbofs.prefetch": {"value": value, "set_on": found.path, "own": found.own}}

@@ -228,6 +228,11 @@ class Workplace:
             if mountpoint.startswith(f"{self.root}/"):
                 mount_point.detach(mountpoint, lazy=True)
 
+    def _record_pid(self) -> int | None:
+        """The daemon whose mount was usable last: it may be dead."""
+        record = runtime_dir.read_record(self.folder)
+        return record.pid if record else None
+
     @contextmanager
     def _serving(self, command: Sequence[str], *, obedient: bool = False, cwd: Path | None = None) -> Iterator[Mount]:
         log_path = self.root / "log" / "daemon.log"
@@ -245,7 +250,7 @@ class Workplace:
         mount = Mount(self, process, pipes)
         try:
             eventually(
-                lambda: (self.folder / "mount.json").exists() or process.poll() is not None,
+                lambda: self._record_pid() == process.pid or process.poll() is not None,
                 "the mount is usable",
                 limit_s=_START_LIMIT_S,
             )
