@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import trio
+
 from turbofs.source.hdfs import HdfsSource
 
 

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import trio
+
 from turbofs.errors import SourceUnavailableError
 from turbofs.source.hdfs.calls import BlockingCalls, Sink, StalledError, StallWatch
 

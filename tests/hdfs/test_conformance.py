@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import hdfs_native
 import pytest
 import trio
+
 from turbofs.source.hdfs import HdfsSource
 from turbofs.testing.conformance import SourceConformance
 

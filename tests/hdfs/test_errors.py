@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from turbofs import errors as e
 from turbofs.source.hdfs.errors import from_java, from_native, translated
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from turbofs.errors import ConfigError
 from turbofs.source.hdfs.hadoop_conf import HadoopConf, load_hadoop_conf, locate
 from turbofs.testing.hdfs_cluster import write_site

@@ -113,17 +113,21 @@ class StallWatch:
         self._token = trio.lowlevel.current_trio_token()
         self._scope: trio.CancelScope | None = None
         self._limit_s = math.inf
-        self._touched = 0.0
+        self._touched = self._extended = 0.0
+        self.longest_s = 0.0
+        """The longest time without progress so far."""
 
     def begin(self, scope: trio.CancelScope, limit_s: float) -> None:
         self._scope = scope
         self._limit_s = limit_s
-        self._touched = time.monotonic()
+        self._touched = self._extended = time.monotonic()
 
     def touch(self) -> None:
         now = time.monotonic()
-        if now - self._touched > self._limit_s / 8:  # often enough for the deadline, too seldom to cost anything
-            self._touched = now
+        self.longest_s = max(self.longest_s, now - self._touched)
+        self._touched = now
+        if now - self._extended > self._limit_s / 8:  # often enough for the deadline, too seldom to cost anything
+            self._extended = now
             self._token.run_sync_soon(self._extend)
 
     def _extend(self) -> None:

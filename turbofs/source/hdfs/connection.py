@@ -20,13 +20,15 @@ class StallMemory:
     """Whether DataNodes hung lately: then the next ones are given up sooner."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._patient_s = timeout_s / 4
+        self.socket_s = timeout_s / 5
+        """How long hdfs-native waits for one DataNode before it takes the next replica by itself."""
+        self._patient_s = timeout_s / 2
         self._brisk_s = min(timeout_s / 10, 1.0)
         self._last_s = float("-inf")
 
     @property
     def limit_s(self) -> float:
-        """How long a DataNode may deliver nothing."""
+        """How long a read may deliver nothing."""
         return self._brisk_s if time.monotonic() - self._last_s < _STALLS_REMEMBERED_S else self._patient_s
 
     def note(self) -> None:

@@ -75,7 +75,7 @@ class HdfsFile(SourceFile):
         lease = self._pool.pick(len(target), large=False)
         if lease is None:
             return 0
-        reader, length = lease.reader, len(target)
+        reader, length, begun_s = lease.reader, len(target), time.monotonic()
         try:
             if reader.length <= offset:
                 return 0
@@ -87,6 +87,7 @@ class HdfsFile(SourceFile):
             return 0
         finally:
             self._pool.give_back(lease)
+        self._note_delay(lease, time.monotonic() - begun_s)
         await self._recheck(lease)
         target[: len(data)] = data
         return len(data)
@@ -136,6 +137,14 @@ class HdfsFile(SourceFile):
                 watch.touch()
 
         await self._hdfs.calls.run(f"read {self._shown}", transfer, timeout_s=self._hdfs.stalls.limit_s, watch=watch)
+        self._note_delay(lease, watch.longest_s)
+
+    def _note_delay(self, lease: Lease, silent_s: float) -> None:
+        """A DataNode may have been silent, and hdfs-native have gone on to the next: not again with this reader."""
+        stalls = self._hdfs.stalls
+        if silent_s > stalls.socket_s:
+            self._pool.discard(lease)
+            stalls.note()
 
     def _failed(self, lease: Lease, error: SourceUnavailableError) -> None:
         self._pool.discard(lease)

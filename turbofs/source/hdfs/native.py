@@ -69,9 +69,12 @@ class NativeClient:
     The client under it can be replaced when its NameNode hangs, because its one connection would hang for ever.
     """
 
-    def __init__(self, servers: NameNodes, user: str) -> None:
-        self.user = user
+    def __init__(self, servers: NameNodes, *, socket_timeout_s: float | None = None) -> None:
+        """*socket_timeout_s*: how long a DataNode may be silent before the next replica is tried; None: Hadoop's."""
         self._servers = servers
+        self._overrides = _without_own_retries(servers)
+        if socket_timeout_s is not None:
+            self._overrides["dfs.client.socket-timeout"] = str(max(1, round(socket_timeout_s * 1000)))
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._client: hdfs_native.Client | None = None
@@ -85,7 +88,8 @@ class NativeClient:
         with self._lock:
             if self._client is None:
                 with translated("configure the client of", f"hdfs://{self._servers.authority}"):
-                    self._client = hdfs_native.Client(f"hdfs://{self._servers.authority}", self._servers.settings)
+                    url, settings = f"hdfs://{self._servers.authority}", {**self._servers.settings, **self._overrides}
+                    self._client = hdfs_native.Client(url, settings)
             return self._client
 
     def renew(self, hung: hdfs_native.Client | None) -> None:
@@ -150,6 +154,19 @@ def attributes_of(status: hdfs_native.FileStatus) -> Attributes:
         status.replication or 0,
         status.blocksize or 0,
     )
+
+
+def _without_own_retries(servers: NameNodes) -> dict[str, str]:
+    """Settings that let each NameNode be asked once.
+
+    hdfs-native would by itself repeat a call for up to three minutes, out of reach of any deadline; `RetryingSource`
+    repeats calls where that helps.
+    """
+    return {
+        "dfs.client.failover.max.attempts": str(0 if len(servers.rpc) == 1 else len(servers.rpc)),
+        "dfs.client.failover.sleep.base.millis": "50",
+        "dfs.client.failover.sleep.max.millis": "200",
+    }
 
 
 def resolve_user(configured: str | None, environment: Mapping[str, str] = os.environ) -> str:

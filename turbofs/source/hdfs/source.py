@@ -73,9 +73,13 @@ class HdfsSource(Source):
         self._servers = locate(parsed.authority, conf, config.web_address)
         self._client_name = config.client
         self._user = resolve_user(config.user)
-        native = NativeClient(self._servers, self._user)
+        native = NativeClient(self._servers)
+        stalls = StallMemory(config.operation_timeout_s)
         if config.client == "native":
-            open_reader: Callable[[str, str], ByteReader] = native.open
+            # A client of its own: reads move on from a silent DataNode far sooner than writes may give one up.
+            open_reader: Callable[[str, str], ByteReader] = NativeClient(
+                self._servers, socket_timeout_s=stalls.socket_s
+            ).open
         elif config.client == "libhdfs":
             from turbofs.source.hdfs.libhdfs import LibhdfsClient  # pyarrow takes a while to import
 
@@ -86,7 +90,7 @@ class HdfsSource(Source):
             native,
             WebHdfs(self._servers.web, self._user, config.operation_timeout_s),
             BlockingCalls(limiter, config.operation_timeout_s),
-            StallMemory(config.operation_timeout_s),
+            stalls,
             open_reader,
         )
         self.capabilities = _ALWAYS | _OF_WEB
@@ -98,10 +102,14 @@ class HdfsSource(Source):
         if not self._claimed:
             identity.claim(self._user)
             self._claimed = True
-        root = await self.stat(ROOT)
-        if root.kind is not FileKind.DIRECTORY:
-            raise NotADirectoryTurboError(f"{self.uri} is a file", advice="mount the directory that holds it")
-        await self.stat_exact(ROOT)
+        try:
+            root = await self.stat(ROOT)
+            if root.kind is not FileKind.DIRECTORY:
+                raise NotADirectoryTurboError(f"{self.uri} is a file", advice="mount the directory that holds it")
+            await self.stat_exact(ROOT)
+        except BaseException:
+            await self.aclose()
+            raise
         if self._hdfs.web.down_reason:
             _log.warning("hdfs.weak_versions", uri=self.uri, web=self._hdfs.web.address, why=self._hdfs.web.down_reason)
 
