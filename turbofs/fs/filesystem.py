@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,6 +71,8 @@ class FileSystem:
         self.config = config
         self.metrics = metrics
         self.events = EventBus()
+        self.pages_are_stale: Callable[[int], None] = lambda _number: None
+        """Told of an open file whose content changed, so that the kernel drops the pages it keeps; never waits."""
         self._nursery = nursery
         self._hints = hints
         self._space = SpaceKeeper(source, config.fs.space_refresh_s)
@@ -135,7 +137,11 @@ class FileSystem:
         """Bytes of an open file; valid until the caller's next await."""
         handle = self._handles.file(handle_number)
         if isinstance(handle, ReadHandle):
-            return await handle.reader.read(handle.tracker, offset, length, kernel_caches=handle.kernel_caches)
+            before = handle.reader.version
+            found = await handle.reader.read(handle.tracker, offset, length, kernel_caches=handle.kernel_caches)
+            if handle.reader.version is not before and not before.keeps_bytes(handle.reader.version):
+                self.pages_are_stale(handle.inode.number)
+            return found
         return handle.content[offset : offset + length]
 
     async def release(self, handle_number: int) -> None:

@@ -105,7 +105,7 @@ class InodeTable:
 
     def add(self, parent: Inode, name: str, attributes: Attributes) -> Inode:
         """A new inode for a name that has none."""
-        inode = Inode(self._new_number(parent, name), parent, name, attributes)
+        inode = Inode(self._new_number(parent, name, attributes.version.file_id), parent, name, attributes)
         self._by_number[inode.number] = inode
         self._by_name[parent.number, name] = inode
         parent.children += 1
@@ -139,8 +139,9 @@ class InodeTable:
         self.drop_unused(parent)
         return True
 
-    def _new_number(self, parent: Inode, name: str) -> int:
-        seed = f"{parent.number}/{name}".encode("utf-8", "surrogateescape")
+    def _new_number(self, parent: Inode, name: str, file_id: str) -> int:
+        # The identity, where a cheap look tells it, keeps a number from coming back for another file of the name.
+        seed = f"{parent.number}/{name}\0{file_id}".encode("utf-8", "surrogateescape")
         for generation in range(1 << 20):
             digest = blake3(seed if not generation else seed + b"\0%d" % generation).digest(length=8)
             number = int.from_bytes(digest, "little") & _NUMBER_MASK

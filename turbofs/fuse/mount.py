@@ -12,6 +12,7 @@ from turbofs.config import Config
 from turbofs.errors import MountError
 from turbofs.fs.filesystem import FileSystem
 from turbofs.fuse.kernel import may_allow_others, tune
+from turbofs.fuse.notify import Notifier
 from turbofs.fuse.operations import Operations
 from turbofs.fuse.watchdog import Watchdog
 
@@ -38,8 +39,11 @@ async def serve(filesystem: FileSystem, config: Config, ready: Callable[[], None
         raise MountError(f"cannot mount on {mount.mountpoint}: {error}") from error
     try:
         filesystem.start()
+        notifier = Notifier()
+        filesystem.pages_are_stale = notifier.drop_pages_soon
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Watchdog().run)
+            nursery.start_soon(notifier.run)
             nursery.start_soon(_serve_requests, nursery.cancel_scope)
             await operations.initialized.wait()
             await trio.lowlevel.checkpoint()  # the answer to INIT, which sets the kernel's defaults, is out after this
