@@ -132,13 +132,14 @@ class ArrowSource(Source):
             patience = timedelta(seconds=max(1, int(config.operation_timeout_s)))
             return fs.GcsFileSystem(anonymous=config.anonymous, retry_time_limit=patience)
         scheme, endpoint = _split_endpoint(config.s3_endpoint)
-        return fs.S3FileSystem(
+        return fs.S3FileSystem(  # type: ignore[call-arg] # allow_delayed_open is newer than the stubs
             anonymous=config.anonymous,
             region=config.s3_region or self._find_region(endpoint),
             scheme=scheme,
             endpoint_override=endpoint,
             connect_timeout=config.operation_timeout_s,
             request_timeout=config.operation_timeout_s,
+            allow_delayed_open=True,  # one request for a small object instead of three
             retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=1),  # the retrying source does that
         )
 

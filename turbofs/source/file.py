@@ -81,8 +81,7 @@ class FileSource(Source):
         return await self._call("list", path, partial(self._list, path), dispose=LocalListing.close)
 
     async def open(self, path: str) -> SourceFile:
-        fd = await self._call("open", path, partial(self._open, path, _READ_FLAGS), dispose=os.close)
-        return LocalFile(fd, path, self._limiter)
+        return await self._call("open", path, partial(self._open_file, path), dispose=LocalFile.close)
 
     async def readlink(self, path: str) -> str:
         return await self._call("read the link", path, partial(self._readlink, path))
@@ -168,6 +167,9 @@ class FileSource(Source):
                 os.close(fd)
                 raise
             return fd
+
+    def _open_file(self, path: str) -> LocalFile:
+        return LocalFile(self._open(path, _READ_FLAGS), path, self._limiter)
 
     def _readlink(self, path: str) -> str:
         with parent_of(self._root_fd(), path) as (parent, name):

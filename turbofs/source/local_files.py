@@ -78,8 +78,11 @@ class LocalFile(SourceFile):
             self.version = version_of(now)
         return self.version
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         self._shared.close()
+
+    async def aclose(self) -> None:
+        self.close()
         await trio.lowlevel.checkpoint()
 
     def _read(self, offset: int, buffer: memoryview, size: int) -> None:
@@ -127,8 +130,11 @@ class LocalFile(SourceFile):
 
 
 def _name_of(fd: int) -> str:
-    """The name that the kernel knows a descriptor by: it follows renames."""
-    return os.readlink(f"/proc/self/fd/{fd}")
+    """The name that the kernel knows a descriptor by, which follows renames; empty where it is too long to be told."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
 
 
 class LocalWriter(SourceWriter):

@@ -48,5 +48,5 @@ class CountingSource(DelegatingSource):
         return await call()
 
     async def around_read(self, path: str, offset: int, buffer: memoryview, call: Callable[[], Awaitable[int]]) -> int:
-        self.requests.append(Request("read", path, ByteRange(offset, offset + len(buffer))))
+        self.requests.append(Request("read", path, ByteRange(max(0, offset), max(0, offset + len(buffer)))))
         return await call()
