@@ -245,6 +245,20 @@ def test_a_busy_mount_stays_and_the_holder_is_named(place):
     place.unmount()
 
 
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
+def test_a_mount_that_another_namespace_copied_is_told_apart(place):
+    place.mount()
+    pid = place.record.pid
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo; read line"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as container:
+        container.stdout.readline()
+        late = place.json("umount", place.mountpoint, "--timeout", "1s", code=4)
+        assert not place.mounted
+        assert f"mount namespaces (of processes {container.pid}" in late["error"]["message"]
+        container.stdin.close()
+    until(lambda: gone(pid))
+
+
 def test_a_killed_daemons_mount_is_found_by_the_doctor_and_cleaned_up_by_mount(place):
     place.mount()
     os.kill(place.record.pid, signal.SIGKILL)

@@ -64,6 +64,13 @@ def unmount(directory: str, timeout_s: float) -> str:
     while place in mount_table.turbofs_mounts() or (folder and _alive(folder, record)):
         if time.monotonic() > deadline:
             who = f"daemon {record.pid}" if record else "daemon"
+            others = elsewhere(mounts[place].device)
+            if others:
+                pids = ", ".join(map(str, others[:8]))
+                raise DeadlineExceededError(
+                    f"{place} is unmounted here, but its {who} still serves other mount namespaces (of processes {pids})",
+                    advice="a container or `unshare` copied the mount: unmount it there, or end those processes",
+                )
             raise DeadlineExceededError(
                 f"{place} is unmounted, but its {who} has not ended after {timeout_s:g} s",
                 advice="a program still holds one of its files, or the source does not answer; wait longer with --timeout",
@@ -85,6 +92,23 @@ def holders(mountpoint: str) -> list[Holder]:
             if path is not None:
                 found.append(Holder(int(entry.name), _name(entry), path))
     return found
+
+
+def elsewhere(device: str) -> list[int]:
+    """One process of each other mount namespace in which the file system *device* ("MAJOR:MINOR") is mounted."""
+    namespaces: dict[str, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                namespaces.setdefault(os.readlink(entry / "ns/mnt"), int(entry.name))
+    with contextlib.suppress(OSError):
+        namespaces.pop(os.readlink("/proc/self/ns/mnt"), None)
+    found = []
+    for pid in namespaces.values():
+        with contextlib.suppress(OSError):
+            if any(entry.device == device for entry in mount_table.mount_entries(Path(f"/proc/{pid}/mountinfo"))):
+                found.append(pid)
+    return sorted(found)
 
 
 def _detach_idle(place: str, patience_until: float) -> None:
