@@ -1,11 +1,13 @@
 """Inodes: what the kernel knows by number. Numbers follow from paths, so they survive a forget and a remount.
 
 A number names one file for as long as the kernel knows it. Where a name turns out to be another file (replaced elsewhere),
-the old inode is detached from its name and the name gets a new number; handles that are open on the old one go on.
+the old inode is detached from its name and the name gets a new number; handles that are open on the old one go on. How
+often that happened to a name is remembered, because the kernel may forget the old number before it asks for the new one.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from blake3 import blake3
@@ -18,6 +20,8 @@ from turbofs.read.file_reader import FileReader
 ROOT_NUMBER = 1
 _NUMBER_MASK = (1 << 63) - 1
 """Some programs keep inode numbers in signed 64-bit integers."""
+_GENERATIONS_KEPT = 1 << 16
+"""Names that lost a file and whose next number must be another: 200 bytes each."""
 
 
 class Inode:
@@ -86,6 +90,7 @@ class InodeTable:
         self.root.lookups = 1
         self._by_number: dict[int, Inode] = {ROOT_NUMBER: self.root}
         self._by_name: dict[tuple[int, str], Inode] = {}
+        self._generations: OrderedDict[tuple[int, str], int] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -115,7 +120,11 @@ class InodeTable:
         """The name of *inode* is another file now, or gone. Forgets it unless the kernel or a handle holds it."""
         if inode.parent is not None and not inode.detached:
             inode.detached = True
-            del self._by_name[inode.parent.number, inode.name]
+            key = (inode.parent.number, inode.name)
+            del self._by_name[key]
+            self._generations[key] = self._generations.pop(key, 0) + 1
+            if len(self._generations) > _GENERATIONS_KEPT:
+                self._generations.popitem(last=False)
         self.drop_unused(inode)
 
     def forget(self, number: int, count: int) -> None:
@@ -142,7 +151,8 @@ class InodeTable:
     def _new_number(self, parent: Inode, name: str, file_id: str) -> int:
         # The identity, where a cheap look tells it, keeps a number from coming back for another file of the name.
         seed = f"{parent.number}/{name}\0{file_id}".encode("utf-8", "surrogateescape")
-        for generation in range(1 << 20):
+        first = self._generations.get((parent.number, name), 0)
+        for generation in range(first, first + (1 << 20)):
             digest = blake3(seed if not generation else seed + b"\0%d" % generation).digest(length=8)
             number = int.from_bytes(digest, "little") & _NUMBER_MASK
             if number > ROOT_NUMBER and number not in self._by_number:
