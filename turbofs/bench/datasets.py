@@ -10,7 +10,7 @@ import hdfs_native
 import numpy as np
 
 _PIECE_BYTES = 8 << 20
-_WRITERS = 8  # completing a file can sleep half a second (a late replica report): overlapped
+_WRITERS = 16  # completing a file can sleep half a second (a late replica report): overlapped
 _ATTEMPTS = 3  # on a busy machine the DataNode's report can be too late for hdfs-native, which then gives up
 _CREATORS = 64  # 64 threads made 7,000 empty files a second here, 16 threads 3,000
 

@@ -23,7 +23,19 @@ from turbofs.bench.harness import BenchmarkError
 
 _INSIDE = "TURBOFS_BENCH_FOLDER"
 """Set inside the namespaces: the empty folder, made outside, on which the run mounts its tmpfs."""
-_UNSHARE = ("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc")
+_UNSHARE = (
+    "setpriv",
+    "--pdeathsig",
+    "KILL",
+    "unshare",
+    "--mount",
+    "--propagation",
+    "private",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+)
 
 
 def enter(arguments: Sequence[str]) -> int | None:
@@ -65,7 +77,7 @@ def work_folder(size_bytes: int) -> Iterator[Path]:
 
 def _available() -> bool:
     """Whether `unshare` may make these namespaces here."""
-    if os.geteuid() != 0 or shutil.which("unshare") is None:
+    if os.geteuid() != 0 or not all(map(shutil.which, ("setpriv", "unshare"))):
         return False
     return subprocess.run([*_UNSHARE, "true"], capture_output=True, check=False).returncode == 0
 

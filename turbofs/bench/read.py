@@ -140,7 +140,6 @@ def run(report: Report, settings: Settings) -> None:
 def measure_sequential(bench: Bench, report: Report) -> None:
     """Cold and second readings of one big file; then, off the clock, that the mount's bytes are HDFS's."""
     plain = bench.work / "plain.bin"
-    _copy_out(bench.client, _BIG, plain)
     warm: list[float] = []
 
     def native(_round: int) -> float:
@@ -158,8 +157,14 @@ def measure_sequential(bench: Bench, report: Report) -> None:
         return cold
 
     def tmpfs(_round: int) -> float:
+        # Written anew: the kernel does some work when a page is read for the second time only, here as on the mount.
+        _copy_out(bench.client, _BIG, plain)
         with FileReader(plain) as reader:
-            return throughput_mib_s(reader)
+            reader.stream()
+        with FileReader(plain) as reader:
+            second = throughput_mib_s(reader)
+        plain.unlink()
+        return second
 
     def rclone(mode: str, _round: int) -> float:
         with (
