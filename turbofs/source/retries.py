@@ -51,29 +51,34 @@ class Retrier:
         deadline: float | None = None,
         carries_bytes: int = 0,
         on_retry: OnRetry | None = None,
+        at_least_once: bool = False,
     ) -> T:
         """Do *attempt* until it succeeds; it must be safe to repeat.
 
         Errors that are not transient come out at once. At *deadline* (trio's clock; None: from now on) raises
         DeadlineExceededError, chained to the last attempt's error. *carries_bytes*: how much data one attempt moves.
+        *at_least_once*: the first attempt gets its whole time even past the deadline.
         """
         limit = self.deadline() if deadline is None else deadline
         attempt_s = self._config.operation_timeout_s + carries_bytes / SLOWEST_BYTES_PER_S
         number = 0
         while True:
-            outcome = await self._attempt(act, path, attempt, min(attempt_s, limit - trio.current_time()))
+            whole = at_least_once and number == 0
+            timeout_s = attempt_s if whole else min(attempt_s, limit - trio.current_time())
+            outcome = await self._attempt(act, path, attempt, timeout_s)
             if isinstance(outcome, _Answer):
                 self._note_answer()
                 return outcome.value
-            left_s = limit - trio.current_time()
-            if left_s <= 0:
+            left_s, pause_s = limit - trio.current_time(), self._pause_s(number)
+            if pause_s >= left_s:  # an attempt at the very end would have no time, and its error would say only that
+                await trio.sleep(max(0.0, left_s))
                 raise DeadlineExceededError(
                     f"cannot {act} {path}: given up after {number + 1} attempts; the last one: {outcome}"
                 ) from outcome
             self._note_retry(outcome)
             if on_retry is not None:
                 on_retry(outcome, left_s)
-            await trio.sleep(min(self._pause_s(number), left_s))
+            await trio.sleep(pause_s)
             number += 1
 
     async def run_once(

@@ -37,14 +37,16 @@ class RetryingSource(Source):
         self._retrier = Retrier(config, inner.uri, chance=chance)
 
     async def connect(self, *, wait_s: float | None = None, progress: OnRetry | None = None) -> None:
-        """Reach the source within *wait_s* seconds (None: the deadline of any act).
+        """Reach the source within *wait_s* seconds (None: the deadline of any act; 0: one attempt).
 
         *progress* is told before each pause what is wrong and how many seconds are left. Raises
         SourceUnavailableError where the source did not answer in time.
         """
         deadline = None if wait_s is None else trio.current_time() + wait_s
         try:
-            await self._retrier.run("connect to", self.uri, self.inner.connect, deadline=deadline, on_retry=progress)
+            await self._retrier.run(
+                "connect to", self.uri, self.inner.connect, deadline=deadline, on_retry=progress, at_least_once=True
+            )
         except DeadlineExceededError as error:
             cause = error.__cause__ or error
             raise SourceUnavailableError(f"{self.uri} is not reachable: {cause}") from error
