@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import trio
+import trio.testing
 
 from turbofs.errors import SourceUnavailableError
 from turbofs.source.hdfs.calls import BlockingCalls, Sink, StalledError, StallWatch
@@ -43,6 +44,20 @@ async def test_a_cancelled_call_returns_at_once(hang):
     assert scope.cancelled_caught
     assert limiter.borrowed_tokens == 0
     assert calls.hung == 1
+
+
+async def test_settling_waits_for_threads_left_behind_and_not_for_ever():
+    release = threading.Event()
+    calls = BlockingCalls(trio.CapacityLimiter(4), 0.05)
+    with pytest.raises(StalledError):
+        await calls.run("wait", release.wait)
+    await calls.settle(0.05)
+    assert calls.hung == 1
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(calls.settle, 60)
+        await trio.testing.wait_all_tasks_blocked()
+        release.set()
+    assert calls.hung == 0
 
 
 async def test_threads_left_behind_are_counted_until_they_end():

@@ -26,6 +26,7 @@ class StalledError(SourceUnavailableError):
 
 _HUNG_LIMIT = 512
 """Threads left behind at most: each holds about 100 KiB and a socket."""
+_SETTLE_POLL_S = 0.01
 
 
 class BlockingCalls:
@@ -76,6 +77,16 @@ class BlockingCalls:
                     call.abandoned = True
                     self._hung += 1
         raise StalledError(f"cannot {what}: no answer within {limit_s:g} s")
+
+    async def settle(self, limit_s: float) -> None:
+        """Wait for the calls that were left behind, *limit_s* seconds at most.
+
+        To be done before the process ends: a thread that comes back from native code while the interpreter is being
+        finalised is torn out of it, and a frame of Rust's on its stack makes that an abort of the whole process.
+        """
+        with trio.move_on_after(limit_s):
+            while self._hung:
+                await trio.sleep(_SETTLE_POLL_S)
 
 
 class _Call(Generic[T]):

@@ -52,6 +52,8 @@ T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
 
+_SETTLE_S = 1.0
+"""A transfer that nobody wants any more ends with its next piece; what takes longer than this hangs."""
 _OF_WEB = frozenset({Capability.STRONG_VERSIONS, Capability.BLOCK_LOCATIONS, Capability.SPACE})
 _ALWAYS = frozenset(Capability) - _OF_WEB - {Capability.SYMLINKS, Capability.ARBITRARY_NAMES}
 
@@ -118,6 +120,7 @@ class HdfsSource(Source):
             self._claimed = False
             identity.release(self._user)
         with trio.CancelScope(shield=True):
+            await self._hdfs.calls.settle(_SETTLE_S)
             await self._hdfs.web.aclose()
 
     def describe(self) -> dict[str, object]:

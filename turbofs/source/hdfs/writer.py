@@ -21,8 +21,10 @@ from turbofs.source.hdfs.native import INODES
 
 _PIECE_BYTES = 4 << 20
 """How much is handed to hdfs-native at once: each piece has its own time-out."""
-_PIPELINE_ATTEMPTS = 4
-"""A pipeline is chosen at random; with one dead DataNode of three, four tries fail once in a hundred."""
+_PIPELINE_ATTEMPTS, _PIPELINE_PAUSE_S = 8, 0.05
+"""A pipeline is chosen at random: with one dead DataNode of three and one replica, eight fail once in 6,000 times."""
+_REPLAY_BYTES = 1 << 20
+"""hdfs-native connects a pipeline when the first packets (64 KiB) are full: until then writes seem to succeed."""
 _CLOSE_TIMEOUT_S = 30.0
 """hdfs-native asks five times over 15 s whether enough replicas have been reported."""
 _RECOVERY_S = 30.0
@@ -61,26 +63,34 @@ class HdfsWriter(SourceWriter):
         self._base_bytes = base_bytes
         self._written_bytes = 0
         self._reopen = reopen
+        self._replay: list[bytes] | None = []
         self._publish = publish
         self._broken = False
 
     async def write(self, data: memoryview) -> None:
         for start in range(0, len(data), _PIECE_BYTES):
-            await self._write_piece(bytes(data[start : start + _PIECE_BYTES]))
+            piece = bytes(data[start : start + _PIECE_BYTES])
+            await self._stubbornly("write to", partial(_write, piece))
+            self._written_bytes += len(piece)
+            if self._replay is not None:
+                self._replay.append(piece)
+                if self._written_bytes > _REPLAY_BYTES:
+                    self._replay = None  # the pipeline took more than it buffers: it stands
 
     async def sync(self) -> None:
-        writer = self._usable()
         if self._written_bytes:  # else there is no pipeline to sync yet; the name is durable since it was made
-            await self._step("sync", writer.hsync)
+            await self._stubbornly("sync", lambda writer: writer.hsync())
+            self._replay = None
         await self._published()
 
     async def aclose(self) -> None:
-        writer = self._usable()
         try:
-            await self._step("close", writer.close, timeout_s=_CLOSE_TIMEOUT_S)  # once closed, closing again is nothing
+            # Once closed, closing again is nothing: so a failed publication can be tried again.
+            await self._stubbornly("close", lambda writer: writer.close(), timeout_s=_CLOSE_TIMEOUT_S)
         except SourceUnavailableError:
             if not await self._completed_by_recovery():
                 raise
+            self._broken = False
         await self._published()
         self._native = None
 
@@ -100,28 +110,36 @@ class HdfsWriter(SourceWriter):
 
     # --- steps
 
-    async def _write_piece(self, piece: bytes) -> None:
+    async def _stubbornly(
+        self, act: str, function: Callable[[hdfs_native.FileWriter], object], timeout_s: float | None = None
+    ) -> None:
+        """Do *function* with the native writer; while the first pipeline may be what failed, with further ones too."""
+        pause_s = _PIPELINE_PAUSE_S
         for attempt in range(1, _PIPELINE_ATTEMPTS + 1):
-            writer = self._usable()
             try:
-                await self._step("write to", partial(writer.write, piece))
-                self._written_bytes += len(piece)
+                if attempt > 1:
+                    await self._begin_again()
+                await self._step(act, partial(function, self._usable()), timeout_s)
                 return
             except SourceUnavailableError:
-                # Later blocks cannot be begun again: what earlier ones hold is no longer here.
-                if self._written_bytes or attempt == _PIPELINE_ATTEMPTS:
+                # Once bytes have left, they are no longer here to be written again: that is the caller's to do.
+                if self._replay is None or attempt == _PIPELINE_ATTEMPTS:
                     raise
-            await self._begin_again()
+            await trio.sleep(pause_s)
+            pause_s *= 2
 
     async def _begin_again(self) -> None:
         if self._new:
             await self._remove()
-        else:
-            await self._recovered()
-        self._native = await self._hdfs.ask(f"open {self._shown} for writing again", self._reopen)
-        self._broken = False
+        elif not await self._recovered() or await self._size() != self._base_bytes:
+            self._replay = None
+            raise SourceUnavailableError(f"cannot tell what an append left in {self._shown}")
+        writer = await self._hdfs.ask(f"open {self._shown} for writing again", self._reopen)
+        self._native, self._broken = writer, False
         if self._new and self._file_id:
             self._file_id = await file_id_of(self._hdfs, self._where, self._shown)
+        for piece in self._replay or ():
+            await self._step("write to", partial(writer.write, piece))
 
     async def _step(self, act: str, function: Callable[[], object], timeout_s: float | None = None) -> None:
         def work() -> None:
@@ -159,12 +177,15 @@ class HdfsWriter(SourceWriter):
         try:
             if not await self._recovered():
                 return False
-            version: FileVersion = await self._hdfs.ask(
-                f"look at {self._shown}", lambda: self._hdfs.native.version_of(self._name, self._shown, self._file_id)
-            )
+            return await self._size() == self._base_bytes + self._written_bytes
         except TurboError:
             return False
-        return version.size == self._base_bytes + self._written_bytes
+
+    async def _size(self) -> int:
+        version: FileVersion = await self._hdfs.ask(
+            f"look at {self._shown}", lambda: self._hdfs.native.version_of(self._name, self._shown, self._file_id)
+        )
+        return version.size
 
     async def _recovered(self) -> bool:
         """Make the NameNode close the file and end its lease; False if that takes too long."""
@@ -195,6 +216,10 @@ class HdfsWriter(SourceWriter):
     def _name(self) -> str:
         """The file's own name: by its id, which nobody else's file can take over."""
         return INODES + self._file_id if self._file_id else self._where
+
+
+def _write(piece: bytes, writer: hdfs_native.FileWriter) -> None:
+    writer.write(piece)
 
 
 async def file_id_of(connection: Connection, where: str, shown: str) -> str:
