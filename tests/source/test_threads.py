@@ -42,19 +42,23 @@ async def test_an_abandoned_result_is_disposed_of_and_the_place_is_kept_until_th
 
 async def test_a_cancellation_that_overtakes_the_answer_disposes_of_it():
     disposed = []
-    async with trio.open_nursery() as nursery:
-        finished = threading.Event()
+    begun, go_on, finished = threading.Event(), threading.Event(), threading.Event()
 
-        def work():
-            finished.set()
-            return "descriptor"
+    def work():
+        begun.set()
+        go_on.wait()
+        finished.set()
+        return "descriptor"
+
+    async with trio.open_nursery() as nursery:
 
         @nursery.start_soon
         async def call():
             await abandonable(trio.CapacityLimiter(1), work, dispose=disposed.append)
             disposed.append("delivered")
 
-        await trio.lowlevel.checkpoint()
+        await trio.to_thread.run_sync(begun.wait)
+        go_on.set()
         finished.wait()  # blocks the event loop, so that the answer cannot be delivered first
         nursery.cancel_scope.cancel()
     while not disposed:
