@@ -61,7 +61,6 @@ SPECIFICATIONS = (
     Specification("turbofs_hints", "counter", "hints", "Hints given: set, removed or refused.", ("name", "outcome")),
     Specification("turbofs_prefetch_wanted_bytes", "counter", "bytes", "Bytes that prefetch hints asked for."),
     Specification("turbofs_prefetch_fetched_bytes", "counter", "bytes", "Bytes that prefetches fetched."),
-    Specification("turbofs_prefetch_used_bytes", "counter", "bytes", "Bytes read that a prefetch had brought."),
     Specification("turbofs_open_handles", "gauge", "handles", "Files that programs hold open."),
 )
 
@@ -85,7 +84,6 @@ class Metrics:
         self.hints = self._counter("turbofs_hints")
         self.prefetch_wanted_bytes = self._counter("turbofs_prefetch_wanted_bytes")
         self.prefetch_fetched_bytes = self._counter("turbofs_prefetch_fetched_bytes")
-        self.prefetch_used_bytes = self._counter("turbofs_prefetch_used_bytes")
         self.open_handles = self._gauge("turbofs_open_handles")
         self._request_children: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._read_children = {origin: self.read_bytes.labels(origin) for origin in ("cache", "source")}

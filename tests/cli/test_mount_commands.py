@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from turbofs import mountinfo
 from turbofs.cli import mount_point, mount_table
 from turbofs.wire import runtime_dir
 from turbofs.wire.control_client import ControlClient
@@ -271,7 +272,7 @@ def test_a_killed_daemons_mount_is_found_by_the_doctor_and_cleaned_up_by_mount(p
     told = place.mount()
     assert "which a dead daemon left mounted" in told.stderr
     assert (place.mountpoint / "sub/file").stat().st_size == 10_000
-    assert len([e for e in mount_table.mount_entries() if e.mountpoint == str(place.mountpoint)]) == 1
+    assert len([e for e in mountinfo.mount_entries() if e.mountpoint == str(place.mountpoint)]) == 1
     place.unmount()
 
 

@@ -8,8 +8,7 @@ from turbofs.errors import ConfigError
 from turbofs.source.arrow import ArrowSource
 from turbofs.source.file import FileSource
 from turbofs.source.memory import MemorySource
-from turbofs.source.registry import open_retrying_source, open_source
-from turbofs.source.retrying import RetryingSource
+from turbofs.source.registry import open_source
 from turbofs.source.uri import SourceUri, parse_source_uri
 
 
@@ -80,9 +79,6 @@ def test_each_scheme_has_its_source(text, kind):
     source = open_source(text, SourceConfig(), trio.CapacityLimiter(1))
     assert type(source) is kind
     assert source.uri == text
-    retrying = open_retrying_source(text, SourceConfig(), trio.CapacityLimiter(1))
-    assert type(retrying) is RetryingSource
-    assert type(retrying.inner) is kind
 
 
 def test_hdfs_has_its_source():

@@ -15,7 +15,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turbofs import errors
+from turbofs import errors, mountinfo
 from turbofs.cli import app, mount_helper, mount_point, mount_table, output, umount
 from turbofs.cli.failures import exit_code, only_turbo_error
 from turbofs.cli.hint import parse_hint
@@ -59,7 +59,7 @@ def test_mountinfo_is_read_with_its_escapes_and_devices(tmp_path):
         b"31 27 0:46 / /mnt/\xff rw master:1 shared:2 - fuse.turbofs memory: rw\n"
         b"broken line\n"
     )
-    found = mount_table.turbofs_mounts(mount_table.mount_entries(table))
+    found = mount_table.turbofs_mounts(mountinfo.mount_entries(table))
     assert set(found) == {"/mnt/a b", "/mnt/" + os.fsdecode(b"\xff")}
     assert found["/mnt/a b"].source == "file:///x\\y"
     assert found["/mnt/a b"].device == "0:45"

@@ -17,8 +17,8 @@ from turbofs.cli import doctor
 from turbofs.cli.checks import fuse, memory, mounts
 from turbofs.cli.checks import source as source_checks
 from turbofs.cli.checks.result import Verdict
-from turbofs.cli.mount_table import MountEntry
 from turbofs.config import SourceConfig
+from turbofs.mountinfo import MountEntry
 from turbofs.source.registry import open_source
 
 GIB = 1 << 30

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
 from turbofs.config import Config, FsConfig, MountConfig, ReadConfig, SourceConfig
 from turbofs.fs.hint_catalogue import CATALOGUE
 

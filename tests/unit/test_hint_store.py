@@ -8,6 +8,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+
 from turbofs.config import FsConfig
 from turbofs.errors import ConfigError, NoSuchAttributeError, OutOfSpaceError
 from turbofs.fs.hint_store import ERROR_LIMIT_BYTES, MOST_ERRORS, FoundHint, HintStore, state_directory, state_file

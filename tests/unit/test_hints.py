@@ -8,6 +8,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from turbofs.errors import InvalidRequestError, NoSuchAttributeError, NotSupportedError
 from turbofs.fs.hint_catalogue import (
     CATALOGUE,

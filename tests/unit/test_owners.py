@@ -9,6 +9,7 @@ import threading
 import pytest
 import trio
 import trio.testing
+
 from turbofs.fs.owners import OwnerMap
 
 

@@ -21,8 +21,11 @@ import hdfs_native
 
 from turbofs.bench.harness import BenchmarkError
 from turbofs.bench.memory_fuse import NAME as MEMORY_FILE_NAME
+from turbofs.cli.mount_point import detach
 from turbofs.config import MountConfig
-from turbofs.fuse.kernel import mounts_at, tune, unmount_lazily
+from turbofs.errors import TurboError
+from turbofs.fuse.kernel import tune
+from turbofs.mountinfo import mounts_at
 from turbofs.testing.hdfs_cluster import HdfsCluster
 
 _READY_TIMEOUT_S = 45.0
@@ -163,9 +166,10 @@ def _stop(process: subprocess.Popen[bytes], folder: Path) -> None:
         process.kill()
         process.wait()
     while mounts_at(folder):
-        refusal = unmount_lazily(folder)
-        if refusal is not None:
-            raise BenchmarkError(f"{folder} stays mounted: {refusal}")
+        try:
+            detach(str(folder), lazy=True)
+        except TurboError as error:
+            raise BenchmarkError(f"{folder} stays mounted: {error}") from error
 
 
 def _tail(log: Path) -> str:

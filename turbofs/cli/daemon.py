@@ -31,22 +31,22 @@ from turbofs.metrics import Metrics
 from turbofs.model import ROOT
 from turbofs.settings import from_document
 from turbofs.source.base import Source
-from turbofs.source.registry import open_retrying_source
+from turbofs.source.registry import open_source
 from turbofs.source.retrying import RetryingSource
 from turbofs.wire import runtime_dir
 from turbofs.wire.control_server import ControlServer
 
-SourceOpener = Callable[[str, SourceConfig, trio.CapacityLimiter], RetryingSource]
+SourceOpener = Callable[[str, SourceConfig, trio.CapacityLimiter], Source]
 
 _log = structlog.get_logger("turbofs.cli.daemon")  # not __main__, as which it runs in the background
 _SILENCE_S = 1.0  # what takes longer than that wants an explanation
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-async def serve(config: Config, reporter: Reporter, open_source: SourceOpener = open_retrying_source) -> None:
+async def serve(config: Config, reporter: Reporter, opener: SourceOpener = open_source) -> None:
     """Serve one mount until it is unmounted or a stop signal comes. Raises the TurboError that prevents it.
 
-    *open_source* is for tests, which put sources that misbehave under a real mount.
+    *opener* is for tests, which put sources that misbehave under a real mount.
     """
     mount = config.mount
     base = mount.runtime_dir or runtime_dir.runtime_base()
@@ -54,17 +54,18 @@ async def serve(config: Config, reporter: Reporter, open_source: SourceOpener = 
         await nursery.start(_cancel_on_signal, nursery.cancel_scope)
         with runtime_dir.held(str(mount.mountpoint), base) as folder:
             limiter = trio.CapacityLimiter(config.source.threads)
-            source = open_source(mount.source, config.source, limiter)
+            metrics = Metrics()
+            source = RetryingSource(opener(mount.source, config.source, limiter), config.source, metrics=metrics)
             try:
                 await _connect(source, mount.wait_s, reporter)
-                await _serve_source(source, config, folder, reporter)
+                await _serve_source(source, config, folder, metrics, reporter)
             finally:
                 notify_systemd("STOPPING=1")
                 await source.aclose()
         nursery.cancel_scope.cancel()
 
 
-async def _serve_source(source: Source, config: Config, folder: Path, reporter: Reporter) -> None:
+async def _serve_source(source: Source, config: Config, folder: Path, metrics: Metrics, reporter: Reporter) -> None:
     mount = config.mount
     record = runtime_dir.MountRecord(os.getpid(), mount.source, str(mount.mountpoint), time.time())
     socket_path = folder / runtime_dir.SOCKET_NAME
@@ -79,7 +80,7 @@ async def _serve_source(source: Source, config: Config, folder: Path, reporter: 
     root = await source.stat_exact(ROOT)
     async with trio.open_nursery() as nursery:
         filesystem = FileSystem(
-            source, config, root, nursery=nursery, metrics=Metrics(), hints=hints, control_path=socket_path
+            source, config, root, nursery=nursery, metrics=metrics, hints=hints, control_path=socket_path
         )
         ops = ControlOps(filesystem, {"source": mount.source, "mountpoint": str(mount.mountpoint)})
         await nursery.start(ControlServer(socket_path, ops).serve)

@@ -10,10 +10,10 @@ import typer
 
 from turbofs import settings
 from turbofs.cli import mount_point
-from turbofs.cli.checks.fuse import allows_others
 from turbofs.cli.output import JsonOption, emit, note
 from turbofs.config import Config
 from turbofs.errors import ConfigError
+from turbofs.fuse.kernel import allows_others
 from turbofs.wire import runtime_dir
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from turbofs.cli import mount_table
 from turbofs.errors import BusyError, ConfigError, MountError, TurboError
+from turbofs.mountinfo import mount_entries
 from turbofs.wire import runtime_dir
 
 _UMOUNT_NOFOLLOW, _MNT_DETACH = 8, 2
@@ -25,7 +26,7 @@ def prepare(mountpoint: str, source: str, say: Callable[[str], None], base: Path
     A mount whose daemon is dead is unmounted, and *say* is told. Raises ConfigError (missing, no directory, inside
     the source), BusyError (mounted already) or MountError.
     """
-    entries = mount_table.mount_entries()
+    entries = mount_entries()
     path = _canonical(mountpoint, {entry.mountpoint for entry in entries if entry.file_system_type.startswith("fuse.")})
     mounted = [entry for entry in entries if entry.mountpoint == path and entry.file_system_type.startswith("fuse.")]
     for entry in reversed(mounted):

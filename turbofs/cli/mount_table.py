@@ -7,28 +7,17 @@ are resolved up to the mount point, and what is below it is only a text here.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from turbofs.errors import InvalidRequestError, NotReachableError
+from turbofs.mountinfo import MountEntry, mount_entries
 from turbofs.wire import runtime_dir
 
 FILE_SYSTEM_TYPE = "fuse.turbofs"
-_MOUNTINFO = Path("/proc/self/mountinfo")
 _LINKS_LIMIT = 40  # the kernel's own limit
-
-
-@dataclass(frozen=True, slots=True)
-class MountEntry:
-    """One line of mountinfo. `device` is "MAJOR:MINOR", which names the folder in /sys/class/bdi."""
-
-    mountpoint: str
-    file_system_type: str
-    source: str
-    device: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +26,6 @@ class Located:
 
     mountpoint: str
     path: str
-
-
-def mount_entries(mountinfo: Path = _MOUNTINFO) -> list[MountEntry]:
-    """All mounts of this mount namespace, in the order in which they were made."""
-    entries = []
-    for line in mountinfo.read_bytes().splitlines():
-        before, _, after = line.partition(b" - ")
-        fields, rest = before.split(b" "), after.split(b" ")
-        if len(fields) >= 5 and len(rest) >= 2:
-            entries.append(MountEntry(_unescape(fields[4]), _unescape(rest[0]), _unescape(rest[1]), fields[2].decode()))
-    return entries
 
 
 def turbofs_mounts(entries: list[MountEntry] | None = None) -> dict[str, MountEntry]:
@@ -133,8 +111,3 @@ def _link_target(path: str) -> str | None:
         return os.readlink(path) if stat.S_ISLNK(os.lstat(path).st_mode) else None
     except OSError:
         return None  # missing or unreadable: not a link that leads into a mount
-
-
-def _unescape(field: bytes) -> str:
-    r"""mountinfo writes space, tab, newline and backslash as \040, \011, \012 and \134."""
-    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), field))

@@ -15,6 +15,7 @@ import typer
 from turbofs.cli import mount_point, mount_table
 from turbofs.cli.output import JsonOption, emit, note
 from turbofs.errors import BusyError, DeadlineExceededError, InvalidRequestError, TurboError
+from turbofs.mountinfo import mount_entries
 from turbofs.units import parse_duration
 from turbofs.wire import runtime_dir
 
@@ -106,7 +107,7 @@ def elsewhere(device: str) -> list[int]:
     found = []
     for pid in namespaces.values():
         with contextlib.suppress(OSError):
-            if any(entry.device == device for entry in mount_table.mount_entries(Path(f"/proc/{pid}/mountinfo"))):
+            if any(entry.device == device for entry in mount_entries(Path(f"/proc/{pid}/mountinfo"))):
                 found.append(pid)
     return sorted(found)
 

@@ -54,6 +54,7 @@ class Reports:
         self._space = space
         self._metrics = metrics
         self._started = time.time()
+        self._evictions_told = 0
         self.notes: list[str] = []
         """What the mount could not do as asked (kernel read-ahead, allow_other); shown in status and by the doctor."""
 
@@ -63,6 +64,8 @@ class Reports:
         self._metrics.cache_bytes.set(cache["used_bytes"])
         self._metrics.budget_bytes.set(cache["limit_bytes"])
         self._metrics.budget_used_bytes.set(cache["resident_bytes"])
+        self._metrics.evictions.inc(cache["evictions"] - self._evictions_told)
+        self._evictions_told = cache["evictions"]
         return self._metrics.render()
 
     def mount(self) -> dict[str, object]:

@@ -1,36 +1,13 @@
-"""What is asked of the kernel about a mount without touching it: the mount table, its read-ahead, a dead one's removal."""
+"""What is asked of the kernel about a mount beyond serving it: larger limits, and whether others may be let in."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
-_MOUNT_TABLE = Path("/proc/self/mountinfo")
+from turbofs.mountinfo import mounts_at
+
 _FUSE_CONF = Path("/etc/fuse.conf")
-
-
-@dataclass(frozen=True, slots=True)
-class KernelMount:
-    """One line of the mount table. *device* is MAJOR:MINOR."""
-
-    device: str
-    mountpoint: Path
-    filesystem_type: str
-    source: str
-
-
-def mounts_at(mountpoint: Path, table: Path = _MOUNT_TABLE) -> list[KernelMount]:
-    """What is mounted on *mountpoint*, the newest last. Reads the table only: a dead mount cannot block it."""
-    found = []
-    for line in table.read_text().splitlines():
-        fields, _, tail = line.partition(" - ")
-        parts = fields.split(" ")
-        kind, source, *_ = tail.split(" ")
-        if _unescape(parts[4]) == str(mountpoint):
-            found.append(KernelMount(parts[2], mountpoint, kind, _unescape(source)))
-    return found
 
 
 def tune(mountpoint: Path, read_ahead_kib: int, max_background: int, sysfs: Path = Path("/sys")) -> list[str]:
@@ -64,32 +41,13 @@ def tune(mountpoint: Path, read_ahead_kib: int, max_background: int, sysfs: Path
 
 def may_allow_others(conf: Path = _FUSE_CONF) -> bool:
     """Whether this user may let other users into a mount: root may, others where fuse.conf says user_allow_other."""
-    if os.geteuid() == 0:
-        return True
+    return os.geteuid() == 0 or allows_others(conf)
+
+
+def allows_others(conf: Path = _FUSE_CONF) -> bool:
+    """Whether fuse.conf says user_allow_other."""
     try:
-        lines = conf.read_text().splitlines()
+        lines = conf.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return False
-    return any(line.strip() == "user_allow_other" for line in lines)
-
-
-def unmount_lazily(mountpoint: Path) -> str | None:
-    """Take a dead mount out of the way; returns why it could not, or None. Blocks for at most some seconds."""
-    tools = (["umount", "-l"],) if os.geteuid() == 0 else (["fusermount3", "-u", "-z"],)
-    failure = "no tool"
-    for tool in tools:
-        done = subprocess.run([*tool, str(mountpoint)], capture_output=True, text=True, timeout=10, check=False)
-        if done.returncode == 0:
-            return None
-        failure = done.stderr.strip()
-    return failure
-
-
-def _unescape(text: str) -> str:
-    """Undo the octal escapes of the mount table."""
-    return (
-        text.encode("latin-1", "backslashreplace")
-        .decode("unicode_escape")
-        .encode("latin-1")
-        .decode("utf-8", "surrogateescape")
-    )
+    return any(line.split("#", 1)[0].strip() == "user_allow_other" for line in lines)

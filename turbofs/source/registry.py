@@ -6,7 +6,6 @@ import trio
 
 from turbofs.config import SourceConfig
 from turbofs.source.base import Source
-from turbofs.source.retrying import RetryingSource
 from turbofs.source.uri import parse_source_uri
 
 
@@ -31,8 +30,3 @@ def open_source(uri: str, config: SourceConfig, limiter: trio.CapacityLimiter) -
     from turbofs.source.arrow import ArrowSource  # s3 and gs: the parser lets nothing else through
 
     return ArrowSource(uri, config, limiter)
-
-
-def open_retrying_source(uri: str, config: SourceConfig, limiter: trio.CapacityLimiter) -> RetryingSource:
-    """As `open_source`, with deadlines and retries around it: what a mount uses."""
-    return RetryingSource(open_source(uri, config, limiter), config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import trio
 
 from turbofs.config import SourceConfig
 from turbofs.errors import DeadlineExceededError, SourceUnavailableError, TurboError
+from turbofs.metrics import Metrics
 
 T = TypeVar("T")
 OnRetry = Callable[[TurboError, float], None]
@@ -30,9 +32,17 @@ class Retrier:
     a NameNode that has just restarted.
     """
 
-    def __init__(self, config: SourceConfig, uri: str, *, chance: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        config: SourceConfig,
+        uri: str,
+        *,
+        chance: random.Random | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
         self._config = config
         self._uri = uri
+        self._metrics = metrics
         self._chance = chance or random.Random()  # noqa: S311 - spreads load, guards nothing
         self._away_since: float | None = None
         self.retries = 0
@@ -75,7 +85,7 @@ class Retrier:
                 raise DeadlineExceededError(
                     f"cannot {act} {path}: given up after {number + 1} attempts; the last one: {outcome}"
                 ) from outcome
-            self._note_retry(outcome)
+            self._note_retry(act, outcome)
             if on_retry is not None:
                 on_retry(outcome, left_s)
             await trio.sleep(pause_s)
@@ -113,21 +123,31 @@ class Retrier:
     async def _attempt(
         self, act: str, path: str, attempt: Callable[[], Awaitable[T]], timeout_s: float
     ) -> _Answer[T] | TurboError:
-        with trio.move_on_after(max(0.0, timeout_s)):
-            try:
-                return _Answer(await attempt())
-            except TurboError as error:
-                if not error.transient:
-                    raise
-                return error
-        return SourceUnavailableError(f"no answer to {act} {path} within {timeout_s:.1f} s")
+        code = errno.ETIMEDOUT
+        try:
+            with trio.move_on_after(max(0.0, timeout_s)):
+                try:
+                    answer = _Answer(await attempt())
+                except TurboError as error:
+                    code = error.errno
+                    if not error.transient:
+                        raise
+                    return error
+                code = 0
+                return answer
+            return SourceUnavailableError(f"no answer to {act} {path} within {timeout_s:.1f} s")
+        finally:
+            if self._metrics is not None:
+                self._metrics.source_act(_label(act), code)
 
     def _pause_s(self, number: int) -> float:
         longest_s = min(self._config.backoff_limit_s, self._config.backoff_first_s * 2.0 ** min(number, 30))
         return self._chance.uniform(0.0, longest_s)
 
-    def _note_retry(self, error: TurboError) -> None:
+    def _note_retry(self, act: str, error: TurboError) -> None:
         self.retries += 1
+        if self._metrics is not None:
+            self._metrics.source_retries.labels(_label(act)).inc()
         if self._away_since is None:  # one line for an outage, not one for each of its readers
             self._away_since = trio.current_time()
             _log.warning("source does not answer; retrying", source=self._uri, error=str(error))
@@ -142,3 +162,8 @@ class Retrier:
 @dataclass(frozen=True, slots=True)
 class _Answer(Generic[T]):
     value: T
+
+
+def _label(act: str) -> str:
+    """The verb alone: an act may name what it is about, and a label must not have as many values as there are files."""
+    return act.split(" ", 1)[0]

@@ -21,6 +21,7 @@ from turbofs.errors import (
     SourceUnavailableError,
     TurboError,
 )
+from turbofs.metrics import Metrics
 from turbofs.model import AttributeChange, Attributes, BlockLocation, ByteRange, FileKind, FileVersion, Space
 from turbofs.source.base import Listing, Source, SourceFile, SourceWriter
 from turbofs.source.retries import OnRetry, Retrier
@@ -28,13 +29,23 @@ from turbofs.source.retrying_files import GOODBYE_S, RetryingFile, RetryingListi
 
 
 class RetryingSource(Source):
-    """*inner*, with the deadlines and the back-off of *config*. *chance* makes the jitter repeatable in tests."""
+    """*inner*, with the deadlines and the back-off of *config*; *metrics* count what it was asked.
 
-    def __init__(self, inner: Source, config: SourceConfig, *, chance: random.Random | None = None) -> None:
+    *chance* makes the jitter repeatable in tests.
+    """
+
+    def __init__(
+        self,
+        inner: Source,
+        config: SourceConfig,
+        *,
+        chance: random.Random | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
         self.inner = inner
         self.uri = inner.uri
         self.capabilities = inner.capabilities
-        self._retrier = Retrier(config, inner.uri, chance=chance)
+        self._retrier = Retrier(config, inner.uri, chance=chance, metrics=metrics)
 
     async def connect(self, *, wait_s: float | None = None, progress: OnRetry | None = None) -> None:
         """Reach the source within *wait_s* seconds (None: the deadline of any act; 0: one attempt).

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 from xml.sax.saxutils import escape
 
 import httpx
@@ -138,7 +138,7 @@ class HdfsCluster:
     def conf_dir(self) -> Path:
         return self.root / "conf"
 
-    def __enter__(self) -> HdfsCluster:
+    def __enter__(self) -> Self:
         try:
             self.start()
         except BaseException:

@@ -30,7 +30,6 @@ from turbofs.model import AttributeChange
 from turbofs.source.base import Source
 from turbofs.source.memory import MemorySource
 from turbofs.source.registry import open_source
-from turbofs.source.retrying import RetryingSource
 from turbofs.testing.counting import CountingSource
 from turbofs.testing.delegating import ACTS
 from turbofs.testing.faulty import Fault, FaultySource
@@ -51,12 +50,12 @@ class Director:
         """*faults* are there from the start, before the source is reached."""
         self._first_faults = faults
 
-    def open_source(self, uri: str, config: SourceConfig, limiter: trio.CapacityLimiter) -> RetryingSource:
+    def open_source(self, uri: str, config: SourceConfig, limiter: trio.CapacityLimiter) -> Source:
         self._origin = open_source(uri, config, limiter)
         self._faulty = FaultySource(self._origin, *self._first_faults)
         self._slow = SlowSource(self._faulty)
         self._counting = CountingSource(self._slow)
-        return RetryingSource(self._counting, config)
+        return self._counting
 
     async def requests(self) -> list[tuple[str, str, int | None, int | None]]:
         """(act, path, start, stop) of all requests so far, the range for reads only."""

@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 from turbofs.cli.checks.result import CheckResult, fail, ok, warn
+from turbofs.fuse.kernel import allows_others
 
 
 def device(path: Path = Path("/dev/fuse")) -> CheckResult:
@@ -52,11 +53,3 @@ def user_allow_other(effective_uid: int, file: Path = Path("/etc/fuse.conf")) ->
         f"{file} does not set user_allow_other: your mounts are yours alone, and --allow-other is refused",
         f"as root, add the line `user_allow_other` to {file}",
     )
-
-
-def allows_others(file: Path = Path("/etc/fuse.conf")) -> bool:
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return False
-    return any(line.split("#", 1)[0].strip() == "user_allow_other" for line in lines)

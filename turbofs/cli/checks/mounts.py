@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from turbofs.cli.checks.result import CheckResult, fail, ok, warn
-from turbofs.cli.mount_table import MountEntry
 from turbofs.cli.status import list_mounts
+from turbofs.mountinfo import MountEntry
 
 
 def alive(mountpoint: str | None = None) -> list[CheckResult]:
