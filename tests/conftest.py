@@ -6,6 +6,7 @@ import itertools
 
 import hdfs_native
 import pytest
+
 from turbofs.config import SourceConfig
 from turbofs.testing.hdfs_cluster import HdfsCluster
 

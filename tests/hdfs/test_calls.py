@@ -85,6 +85,21 @@ async def test_the_result_of_an_abandoned_call_is_disposed_of():
     assert disposed == ["file"]
 
 
+async def test_a_result_that_a_cancellation_overtook_is_disposed_of_too():
+    disposed = []
+    calls = BlockingCalls(trio.CapacityLimiter(1), 60)
+    with trio.CancelScope() as scope:
+        token = trio.lowlevel.current_trio_token()
+
+        def cancel_and_answer():
+            token.run_sync_soon(scope.cancel)
+            return "file"
+
+        await calls.run("open", cancel_and_answer, dispose=disposed.append)
+    await until(lambda: disposed == ["file"])
+    assert calls.hung == 0
+
+
 async def test_errors_come_through():
     calls = BlockingCalls(trio.CapacityLimiter(1), 5)
     with pytest.raises(ZeroDivisionError):

@@ -237,8 +237,13 @@ async def test_a_file_that_is_truncated_elsewhere_is_stale(connected, hdfs, hdfs
             trust_env=False,
         )
         assert reply.status_code == 200
+        with pytest.raises(StaleFileError), trio.fail_after(60):
+            while True:  # the NameNode tells the old length until the last block is recovered
+                await file.refresh()
+                await trio.sleep(0.05)
         with pytest.raises(StaleFileError):
             await read(file, 0, 5000)
+        assert file.version.size == 5000, "it stays the version that was opened"
 
 
 async def test_an_append_elsewhere_is_seen_by_refresh(connected, hdfs_dir, elsewhere):

@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 import trio
@@ -57,7 +58,7 @@ class BlockingCalls:
         """The result of *function*, run in a thread.
 
         *what* names the act in messages. With *watch*, *timeout_s* counts from the last `watch.touch()`. *dispose*
-        gets (in the thread) the result of a call that nobody waits for any more.
+        gets (in a thread) the result of a call that nobody waits for any more.
         Raises StalledError where it took too long, SourceUnavailableError where too many earlier calls still hang.
         """
         if self._hung >= self._hung_limit:
@@ -69,14 +70,24 @@ class BlockingCalls:
             with trio.move_on_after(limit_s) as scope:
                 if watch is not None:
                     watch.begin(scope, limit_s)
-                return await trio.to_thread.run_sync(call, limiter=self._threads, abandon_on_cancel=True)
+                result = await trio.to_thread.run_sync(call, limiter=self._threads, abandon_on_cancel=True)
+                call.delivered = True
+                return result
         finally:
             self._limiter.release_on_behalf_of(call)
-            with self._lock:
-                if not call.finished:
-                    call.abandoned = True
-                    self._hung += 1
+            self._leave(call)
         raise StalledError(f"cannot {what}: no answer within {limit_s:g} s")
+
+    def _leave(self, call: _Call[T]) -> None:
+        """Nobody waits for *call* from now on."""
+        with self._lock:
+            if not call.finished:
+                call.abandoned = True
+                self._hung += 1
+                return
+        if call.results and not call.delivered and call.dispose is not None:
+            # It had ended, and a cancellation overtook its answer.
+            trio.lowlevel.start_thread_soon(partial(call.dispose, call.results[0]), lambda _: None)
 
     async def settle(self, limit_s: float) -> None:
         """Wait for the calls that were left behind, *limit_s* seconds at most.
@@ -85,7 +96,7 @@ class BlockingCalls:
         finalised is torn out of it, and a frame of Rust's on its stack makes that an abort of the whole process.
         """
         with trio.move_on_after(limit_s):
-            while self._hung:
+            while self._hung:  # noqa: ASYNC110 - threads count it, and know no event of trio's
                 await trio.sleep(_SETTLE_POLL_S)
 
 
@@ -93,15 +104,16 @@ class _Call(Generic[T]):
     def __init__(self, function: Callable[[], T], owner: BlockingCalls, dispose: Callable[[T], object] | None) -> None:
         self._function = function
         self._owner = owner
-        self._dispose = dispose
-        self.finished = False
-        self.abandoned = False
+        self.dispose = dispose
+        self.results: list[T] = []
+        self.finished = self.abandoned = self.delivered = False
 
     def __call__(self) -> T:
         try:
             result = self._function()
-            if self._end() and self._dispose is not None:
-                self._dispose(result)
+            self.results.append(result)
+            if self._end() and self.dispose is not None:
+                self.dispose(result)
             return result
         finally:
             self._end()

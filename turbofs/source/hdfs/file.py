@@ -12,7 +12,7 @@ import time
 import trio
 
 from turbofs.errors import NotFoundError, ShortReadError, SourceUnavailableError, StaleFileError, TurboError
-from turbofs.model import FileVersion
+from turbofs.model import Change, FileVersion
 from turbofs.source.base import SourceFile
 from turbofs.source.checks import require_range
 from turbofs.source.hdfs.calls import Sink, StalledError, StallWatch
@@ -59,6 +59,8 @@ class HdfsFile(SourceFile):
             newer = await self._hdfs.ask(what, self._version_now)
         except NotFoundError as error:
             raise self._stale() from error
+        if self.version.compare(newer) is Change.REPLACED:
+            raise self._changed(newer)  # cut short in place: this file stays the version that was opened
         if newer != self.version:
             self._pool.clear()
             self.version = newer
@@ -194,11 +196,14 @@ class HdfsFile(SourceFile):
         now_s = time.monotonic()
         if now_s - lease.checked_s < _TRUST_S:
             return
-        lease.checked_s = now_s
         try:
             await self._require_version()
         except SourceUnavailableError:
-            return  # a NameNode that is down changes no file: what is open can be read on
+            pass  # a NameNode that is down changes no file: what is open can be read on
+        except StaleFileError:
+            self._pool.clear()
+            raise
+        lease.checked_s = now_s
 
     async def _require_version(self) -> None:
         try:
@@ -210,9 +215,7 @@ class HdfsFile(SourceFile):
     def _require_same(self, now: FileVersion) -> None:
         same = self.version.keeps_bytes(now) if self.version.strong else self._weakly_same(now)
         if not same:
-            raise StaleFileError(
-                f"{self._shown} changed since it was opened: {self.version.token()} is now {now.token()}"
-            )
+            raise self._changed(now)
 
     def _weakly_same(self, now: FileVersion) -> bool:
         """Without an id, a name is believed to be the same file while its times agree and it did not shrink."""
@@ -220,6 +223,9 @@ class HdfsFile(SourceFile):
 
     def _version_now(self) -> FileVersion:
         return self._hdfs.native.version_of(self._where, self._shown, self.version.file_id)
+
+    def _changed(self, now: FileVersion) -> StaleFileError:
+        return StaleFileError(f"{self._shown} changed since it was opened: {self.version.token()} is now {now.token()}")
 
     def _stale(self) -> StaleFileError:
         return StaleFileError(f"{self._shown} was replaced or deleted since it was opened")
