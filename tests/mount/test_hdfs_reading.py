@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import pwd
 import random
@@ -159,26 +158,30 @@ def test_read_while_a_block_is_finalised_is_served(mount, elsewhere):
 def test_new_checkpoint_is_seen_at_once(elsewhere):
     """Two mounts that believe what they know for an hour: ranks on two machines wait for one file."""
     options = (f"source.web_address={elsewhere.cluster.web}", "fs.attribute_timeout=1h")
-    with workplace() as one, workplace() as two:
-        with one.mount(*options, source=elsewhere.uri) as first, two.mount(*options, source=elsewhere.uri) as second:
-            ranks = (first.path, second.path)
+    with (
+        workplace() as one,
+        workplace() as two,
+        one.mount(*options, source=elsewhere.uri) as first,
+        two.mount(*options, source=elsewhere.uri) as second,
+    ):
+        ranks = (first.path, second.path)
 
-            def nobody_sees(name):
-                return not any((rank / name).exists() for rank in ranks)
+        def nobody_sees(name):
+            return not any((rank / name).exists() for rank in ranks)
 
-            assert nobody_sees("step-1/model")
-            assert nobody_sees("latest")
-            elsewhere.put("step-1.tmp/model", b"weights")
-            assert nobody_sees("step-1/model")
-            elsewhere.rename("step-1.tmp", "step-1")
-            assert [(rank / "step-1/model").read_bytes() for rank in ranks] == [b"weights"] * 2
-            assert nobody_sees("step-1/extra")
-            elsewhere.put("step-1/extra", b"x")
-            elsewhere.put("latest", b"step-1")
-            for rank in ranks:
-                assert (rank / "step-1/extra").exists()
-                assert (rank / "latest").read_bytes() == b"step-1"
-                assert {"model", "extra"} == set(os.listdir(rank / "step-1"))
+        assert nobody_sees("step-1/model")
+        assert nobody_sees("latest")
+        elsewhere.put("step-1.tmp/model", b"weights")
+        assert nobody_sees("step-1/model")
+        elsewhere.rename("step-1.tmp", "step-1")
+        assert [(rank / "step-1/model").read_bytes() for rank in ranks] == [b"weights"] * 2
+        assert nobody_sees("step-1/extra")
+        elsewhere.put("step-1/extra", b"x")
+        elsewhere.put("latest", b"step-1")
+        for rank in ranks:
+            assert (rank / "step-1/extra").exists()
+            assert (rank / "latest").read_bytes() == b"step-1"
+            assert {"model", "extra"} == set(os.listdir(rank / "step-1"))
 
 
 def test_name_that_is_not_utf8_is_absent(mount, elsewhere):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 
 import trio
@@ -55,6 +56,8 @@ class DirectoryHandle:
         self._kept_from = 0
         self._listing: Listing | None = None
         self._complete = fixed is not None
+        self.batch_at = 0.0
+        """When the source was asked for the newest batch, on time.monotonic's clock."""
         for entry in fixed or ():
             self._names.append(entry.name)
             self._attributes.append(entry.attributes)
@@ -75,6 +78,7 @@ class DirectoryHandle:
             mirror = self.inode.virtual
             path = mirror.path if isinstance(mirror, HintMirror) else self.inode.path
             self._listing = await source.list(path)
+        self.batch_at = time.monotonic()
         batch = await self._listing.next_batch()
         if not batch:
             self._complete = True

@@ -26,6 +26,8 @@ async def emit_entries(tree: Tree, handle: DirectoryHandle, offset: int, emit: E
     directory = handle.inode
     if offset == 0 and len(handle) and not isinstance(directory.virtual, VirtualDirectory):
         await handle.rewind()
+    # Nearly all names of a listing are new or unchanged: no coroutine for each of them.
+    plain = directory.virtual is None and directory is not tree.table.root
     position = offset
     while position < _DOTS:
         target = directory if position == 0 else directory.parent or directory
@@ -37,9 +39,13 @@ async def emit_entries(tree: Tree, handle: DirectoryHandle, offset: int, emit: E
             batch = await handle.next_batch(tree.source)
             if not batch:
                 return
-            await tree.owners.prepare((entry.attributes.owner, entry.attributes.group) for entry in batch)
+            await tree.owners.prepare({(entry.attributes.owner, entry.attributes.group) for entry in batch})
         name, attributes = handle.at(position - _DOTS)
-        inode = await _inode(tree, directory, name, attributes)
+        inode = None
+        if plain and attributes is not None:
+            inode = tree.names.reconcile_nowait(directory, name, attributes, seen_at=handle.batch_at)
+        if inode is None:
+            inode = await _inode(tree, handle, name, attributes)
         position += 1
         if inode is None:
             continue
@@ -49,8 +55,9 @@ async def emit_entries(tree: Tree, handle: DirectoryHandle, offset: int, emit: E
         inode.lookups += 1
 
 
-async def _inode(tree: Tree, directory: Inode, name: str, attributes: Attributes | None) -> Inode | None:
+async def _inode(tree: Tree, handle: DirectoryHandle, name: str, attributes: Attributes | None) -> Inode | None:
     """The inode of a listed name; None where it is gone by now, or hidden."""
+    directory = handle.inode
     if isinstance(directory.virtual, VirtualDirectory):
         return tree.hidden.child(directory, name)
     if name == HIDDEN_NAME and (directory is tree.table.root or directory.virtual == HintMirror(ROOT)):
@@ -61,7 +68,7 @@ async def _inode(tree: Tree, directory: Inode, name: str, attributes: Attributes
             return tree.hidden.mirror(directory, name, path, attributes or await tree.source.stat(path))
         if attributes is None:
             return await tree.names.look_up(directory, name)
-        found = tree.names.reconcile_nowait(directory, name, attributes)
+        found = tree.names.reconcile_nowait(directory, name, attributes, seen_at=handle.batch_at)
         return found or await tree.names.reconcile(directory, name, attributes)
     except NotFoundError:
         return None

@@ -38,13 +38,17 @@ class NameService:
         await self._owners.resolve(seen.owner, seen.group)
         return await self.reconcile(parent, name, seen)
 
+    def is_old(self, inode: Inode) -> bool:
+        """Whether the attributes of *inode* are older than the attribute timeout."""
+        return time.monotonic() - inode.refreshed_at >= self._timeout_s
+
     async def refresh(self, inode: Inode) -> Inode:
         """Bring the attributes of *inode* up to date where they are older than the attribute timeout.
 
         An inode that lost its name but is open is asked through its handle, and keeps what was known last where even
         that is gone. Raises StaleFileError for one that is not open: the kernel then looks the name up again.
         """
-        if time.monotonic() - inode.refreshed_at < self._timeout_s:
+        if not self.is_old(inode):
             return inode
         if not inode.detached and inode.parent is not None:
             try:
@@ -73,15 +77,23 @@ class NameService:
         root.attributes = seen
         root.refreshed_at = time.monotonic()
 
-    def reconcile_nowait(self, parent: Inode, name: str, seen: Attributes) -> Inode | None:
-        """The inode for *seen*, where that needs no further question: a name that is new or unchanged. Else None."""
+    def reconcile_nowait(
+        self, parent: Inode, name: str, seen: Attributes, *, seen_at: float | None = None
+    ) -> Inode | None:
+        """The inode for *seen*, where that needs no further question: a name that is new or unchanged. Else None.
+
+        *seen_at*: since when *seen* may be out of date (on time.monotonic's clock; None: it is new). Whoever has looked
+        since then knows better.
+        """
         inode = self._table.child(parent, name)
+        if inode is not None and seen_at is not None and inode.refreshed_at > seen_at:
+            return inode
         if inode is None:
             inode = self._table.add(parent, name, seen)
-        elif _change(inode, seen) is Change.SAME:
+        elif inode.attributes != seen:
+            if _change(inode, seen) is not Change.SAME:
+                return None
             _adopt(inode, seen)
-        else:
-            return None
         inode.refreshed_at = time.monotonic()
         return inode
 

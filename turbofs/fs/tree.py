@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import trio
 
 from turbofs.config import FsConfig
-from turbofs.errors import InvalidRequestError, NameTooLongError, NotADirectoryTurboError, NotFoundError
+from turbofs.errors import InvalidRequestError, NameTooLongError, NotADirectoryTurboError, NotFoundError, TurboError
 from turbofs.fs.hidden import HIDDEN_NAME, HiddenTree
 from turbofs.fs.inodes import Inode, InodeTable
 from turbofs.fs.names import NameService
@@ -24,6 +24,16 @@ from turbofs.model import Attributes, Caller, FileKind, join
 from turbofs.source.base import Source
 
 NAME_LIMIT_BYTES = 255
+_PATIENCE_S = 1.0
+"""How long a getattr of an open file waits for the source, before it answers what was known last."""
+
+
+class _Refresh:
+    """One question for the attributes of an open file, for all who want them now."""
+
+    def __init__(self, patient_until: float) -> None:
+        self.patient_until = patient_until
+        self.ended = trio.Event()
 
 
 class Tree:
@@ -41,6 +51,7 @@ class Tree:
         self._attribute_timeout_s = config.attribute_timeout_s
         self._nursery = nursery
         self._root_refreshing = False
+        self._refreshes: dict[Inode, _Refresh] = {}
 
     async def lookup(self, parent_number: int, name: str, caller: Caller) -> Inode:
         """The inode of a name; the kernel then holds one lookup more of it."""
@@ -106,12 +117,17 @@ class Tree:
         """The inode with attributes no older than the attribute timeout.
 
         The root is answered from memory and refreshed behind: `df` and `umount` ask for it while the source is down.
+        An open file is, too, while the source does not answer: the kernel asks for attributes before it reads, and
+        would otherwise keep readers from bytes that are cached.
         """
         inode = self.table.get(number)
         if inode is self.table.root:
             self._refresh_root_soon()
         elif inode.virtual is None:
-            await self.names.refresh(inode)
+            if inode.reader is not None:
+                await self._refresh_patiently(inode)
+            else:
+                await self.names.refresh(inode)
             await self.owners.resolve(inode.attributes.owner, inode.attributes.group)
         elif isinstance(inode.virtual, VirtualFile):
             self.hidden.refresh(inode)
@@ -145,6 +161,28 @@ class Tree:
             return self.hidden.mirror(parent, name, path, real.attributes)
         finally:
             self.give_back(real)
+
+    async def _refresh_patiently(self, inode: Inode) -> None:
+        """Refresh the open *inode*; past `_PATIENCE_S` go on without, and leave the refresh to its own deadline."""
+        if not self.names.is_old(inode):
+            return
+        refresh = self._refreshes.get(inode)
+        if refresh is None:
+            refresh = self._refreshes[inode] = _Refresh(trio.current_time() + _PATIENCE_S)
+            inode.open_handles += 1  # keeps it while the source is asked
+            self._nursery.start_soon(self._refresh_open, inode, refresh)
+        with trio.move_on_at(refresh.patient_until):
+            await refresh.ended.wait()
+
+    async def _refresh_open(self, inode: Inode, refresh: _Refresh) -> None:
+        try:
+            await self.names.refresh(inode)
+        except TurboError:
+            pass  # whoever has it open keeps what was known; who opens it again is told
+        finally:
+            del self._refreshes[inode]
+            self.give_back(inode)
+            refresh.ended.set()
 
     def _refresh_root_soon(self) -> None:
         async def refresh() -> None:
