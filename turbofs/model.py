@@ -1,5 +1,7 @@
 """The vocabulary of TurboFS: frozen values that every room shares. No I/O, no policy.
 
+What a listing makes by the hundred thousand is a named tuple, which takes a fifth of the time of a frozen dataclass.
+
 Paths are absolute POSIX paths inside a source ("/" is the source's root), as `str`; names that are not UTF-8 carry
 surrogate escapes (PEP 383). Ranges are half-open. Times are nanoseconds since the epoch.
 """
@@ -7,7 +9,8 @@ surrogate escapes (PEP 383). Ranges are half-open. Times are nanoseconds since t
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 ROOT = "/"
 
@@ -63,8 +66,7 @@ class Change(enum.Enum):
     """Another file, or the same one with other content: nothing known about it holds any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileVersion:
+class FileVersion(NamedTuple):
     """One content of one file. Two equal strong versions mean equal bytes.
 
     `file_id` identifies the file past renames (HDFS inode id, "device:inode" of a local file, empty where the source
@@ -122,8 +124,7 @@ class FileVersion:
         return f"{self.file_id or '-'}:{self.size}:{self.mtime_ns}:{self.tag or '-'}"
 
 
-@dataclass(frozen=True, slots=True)
-class Attributes:
+class Attributes(NamedTuple):
     """What a source says about one name. `owner` and `group` are names (HDFS) or numbers (a local tree)."""
 
     kind: FileKind
@@ -148,11 +149,10 @@ class Attributes:
         return self.version.mtime_ns
 
     def with_version(self, version: FileVersion) -> Attributes:
-        return replace(self, version=version)
+        return self._replace(version=version)
 
 
-@dataclass(frozen=True, slots=True)
-class DirectoryEntry:
+class DirectoryEntry(NamedTuple):
     name: str
     attributes: Attributes
 

@@ -7,6 +7,7 @@ writes the configuration to its standard input as JSON, and reads from pipe FD h
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -40,6 +41,7 @@ SourceOpener = Callable[[str, SourceConfig, trio.CapacityLimiter], Source]
 
 _log = structlog.get_logger("turbofs.cli.daemon")  # not __main__, as which it runs in the background
 _SILENCE_S = 1.0  # what takes longer than that wants an explanation
+_GC_THRESHOLD = 100_000  # objects between collections; Python's 700 costs a listing a fifth of its time
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -126,6 +128,9 @@ def run(config: Config, reporter: Reporter) -> None:
     """Serve in this process. Raises the TurboError that ended it; *reporter* has been told before."""
     # A daemon must not keep a directory busy, least of all one in its own mount.
     os.chdir("/")
+    # What start-up made stays for good; and a listing makes objects by the hundred thousand, none of them in cycles.
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
     try:
         trio.run(serve, config, reporter)
     except BaseException as error:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-
-from blake3 import blake3
+from zlib import crc32
 
 from turbofs.errors import StaleFileError
 from turbofs.fs.virtual import VirtualNode
@@ -20,6 +19,8 @@ from turbofs.read.file_reader import FileReader
 ROOT_NUMBER = 1
 _NUMBER_MASK = (1 << 63) - 1
 """Some programs keep inode numbers in signed 64-bit integers."""
+_SPREAD = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio, as in Fibonacci hashing (Knuth, The Art of Computer Programming, 6.4)."""
 _GENERATIONS_KEPT = 1 << 16
 """Names that lost a file and whose next number must be another: 200 bytes each."""
 
@@ -110,7 +111,7 @@ class InodeTable:
 
     def add(self, parent: Inode, name: str, attributes: Attributes) -> Inode:
         """A new inode for a name that has none."""
-        inode = Inode(self._new_number(parent, name, attributes.version.file_id), parent, name, attributes)
+        inode = Inode(self._new_number(parent, name), parent, name, attributes)
         self._by_number[inode.number] = inode
         self._by_name[parent.number, name] = inode
         parent.children += 1
@@ -148,13 +149,13 @@ class InodeTable:
         self.drop_unused(parent)
         return True
 
-    def _new_number(self, parent: Inode, name: str, file_id: str) -> int:
-        # The identity, where a cheap look tells it, keeps a number from coming back for another file of the name.
-        seed = f"{parent.number}/{name}\0{file_id}".encode("utf-8", "surrogateescape")
+    def _new_number(self, parent: Inode, name: str) -> int:
+        # The product spreads directories over 63 bits, the checksum names over 32: a listing does this for each name.
         first = self._generations.get((parent.number, name), 0)
-        for generation in range(first, first + (1 << 20)):
-            digest = blake3(seed if not generation else seed + b"\0%d" % generation).digest(length=8)
-            number = int.from_bytes(digest, "little") & _NUMBER_MASK
+        number = (parent.number + first) * _SPREAD + crc32(name.encode("utf-8", "surrogateescape"))
+        for _ in range(1 << 20):
+            number &= _NUMBER_MASK
             if number > ROOT_NUMBER and number not in self._by_number:
                 return number
+            number += _SPREAD
         raise AssertionError("no free inode number in a million tries")

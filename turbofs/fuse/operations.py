@@ -140,8 +140,16 @@ class Operations(pyfuse3.Operations):
 
     @request("readdir")
     async def readdir(self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        owners: dict[tuple[str | int, str | int], tuple[int, int]] = {}  # few in one directory, however long it is
+
         def emit(name: bytes, inode: Inode, next_id: int) -> bool:
-            return pyfuse3.readdir_reply(token, pyfuse3.FileNameT(name), self._entry(inode), next_id)
+            attributes = inode.attributes
+            key = (attributes.owner, attributes.group)
+            ids = owners.get(key)
+            if ids is None:
+                ids = owners[key] = self.filesystem.tree.owner_of(attributes)
+            entry = entry_attributes(inode, ids[0], ids[1], self._timeout_s)
+            return pyfuse3.readdir_reply(token, name, entry, next_id)
 
         await self.filesystem.readdir(fh, start_id, emit)
 

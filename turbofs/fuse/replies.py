@@ -11,13 +11,6 @@ from turbofs.fs.tree import NAME_LIMIT_BYTES
 from turbofs.fs.virtual import HintMirror, VirtualFile
 from turbofs.model import FileKind, Space
 
-_TYPE_BITS = {
-    FileKind.FILE: stat.S_IFREG,
-    FileKind.DIRECTORY: stat.S_IFDIR,
-    FileKind.SYMLINK: stat.S_IFLNK,
-    # A device or socket of a local tree is shown, and cannot be opened: its type without its number would mislead.
-    FileKind.OTHER: stat.S_IFREG,
-}
 _IO_BYTES = 128 << 10
 """st_blksize: what stdio and `cp` read at a time. Python's buffered files read this much for each small read."""
 _SECTOR_BYTES = 512
@@ -30,20 +23,28 @@ _UNLIMITED_FILES = 1 << 30
 def entry_attributes(inode: Inode, uid: int, gid: int, timeout_s: float) -> pyfuse3.EntryAttributes:
     """The reply to lookup, getattr and readdirplus. What depends on the caller is not cached by the kernel."""
     attributes = inode.attributes
+    kind, version = attributes.kind, attributes.version
+    if kind is FileKind.DIRECTORY:
+        type_bits = stat.S_IFDIR
+    elif kind is FileKind.SYMLINK:
+        type_bits = stat.S_IFLNK
+    else:
+        # A device or socket of a local tree is shown, and cannot be opened: its type without its number would mislead.
+        type_bits = stat.S_IFREG
     entry = pyfuse3.EntryAttributes()
     entry.st_ino = pyfuse3.InodeT(inode.number)
-    entry.st_mode = pyfuse3.ModeT(_TYPE_BITS[attributes.kind] | attributes.mode)
+    entry.st_mode = pyfuse3.ModeT(type_bits | attributes.mode)
     entry.st_nlink = 0 if inode.detached else attributes.link_count
     entry.st_uid = uid
     entry.st_gid = gid
-    size = attributes.version.size
+    size = version.size
     entry.st_size = size
     entry.st_blksize = _IO_BYTES
     entry.st_blocks = -(-size // _SECTOR_BYTES)
-    entry.st_mtime_ns = attributes.version.mtime_ns
-    entry.st_atime_ns = attributes.atime_ns or attributes.version.mtime_ns
-    entry.st_ctime_ns = attributes.ctime_ns or attributes.version.mtime_ns
-    kept = 0.0 if isinstance(inode.virtual, HintMirror | VirtualFile) else timeout_s
+    entry.st_mtime_ns = version.mtime_ns
+    entry.st_atime_ns = attributes.atime_ns or version.mtime_ns
+    entry.st_ctime_ns = attributes.ctime_ns or version.mtime_ns
+    kept = 0.0 if inode.virtual is not None and isinstance(inode.virtual, HintMirror | VirtualFile) else timeout_s
     entry.entry_timeout = kept
     entry.attr_timeout = kept
     return entry

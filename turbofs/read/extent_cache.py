@@ -40,7 +40,7 @@ class ExtentState(enum.Enum):
 class Extent:
     """Bytes [start, stop) of one file version. `settled` is set once it is ready or failed (`error` says why)."""
 
-    __slots__ = ("buffer", "demanded", "error", "file", "pins", "queue", "read_to", "settled", "start", "state", "stop")
+    __slots__ = ("buffer", "demanded", "error", "file", "pins", "queue", "settled", "start", "state", "stop", "unread")
 
     def __init__(self, file: CachedFile, start: int, stop: int, demanded: bool) -> None:
         self.file = file
@@ -51,7 +51,8 @@ class Extent:
         self.buffer: Buffer | None = None
         self.error: BaseException | None = None
         self.settled = trio.Event()
-        self.read_to = start
+        self.unread = stop - start
+        """Its length less all that was read of it: negative where something was read again."""
         self.pins = 0
         self.queue: OrderedDict[Extent, None] | None = None
 
@@ -212,13 +213,16 @@ class ExtentCache:
         queue = extent.queue
         if queue is self._protected:
             self._protected.move_to_end(extent)
-        elif queue is not self._unread and start < extent.read_to:
-            self._protect(extent)
-        if stop > extent.read_to:
-            extent.read_to = stop
-            if stop >= extent.stop and queue is self._unread:
+            return
+        extent.unread -= stop - start
+        if queue is self._unread:
+            # The last parts may never be asked for (the kernel has those pages), and the end may come before the middle
+            # (its requests overtake one another): both count as read.
+            if stop >= extent.stop or extent.unread <= extent.length // 4:
                 self._enqueue(extent, self._behind if kernel_caches else self._used)
                 self._wake()
+        elif extent.unread <= -extent.length // 2:
+            self._protect(extent)
 
     def pin(self, extent: Extent) -> None:
         """Keep a ready extent's bytes in place while another thread reads them."""
