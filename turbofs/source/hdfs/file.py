@@ -24,8 +24,13 @@ _SMALL_BYTES = 256 << 10
 """Up to here one `read_range` is quickest; beyond it page faults cost more than 64 KiB pieces do."""
 _RECHECK_S = 1.0
 """How old a reader may be that ends too early, before a new one is asked whether the block is finished by now."""
-_TRUST_S = 1.0
-"""How long a reader is believed to deliver its version: a file that is truncated in place keeps its blocks' names."""
+_TRUST_S = 0.1
+"""How long the file is believed to be unchanged after a look at it.
+
+One that is cut in place and appended to keeps the names of its blocks, and the DataNodes give the new bytes to a reader
+of the old version. That takes a recovery of the last block and a new pipeline, so hardly less than this; and ten looks a
+second for each file that is being read are no load for a NameNode.
+"""
 _WEB_ATTEMPTS = 6
 """DataNodes that are tried one after another through WebHDFS, each excluded once it failed."""
 
@@ -39,6 +44,8 @@ class HdfsFile(SourceFile):
         self._where = INODES + version.file_id if version.file_id else where
         self._shown = shown
         self._pool = ReaderPool()
+        self._looked_s = float("-inf")
+        """When the last look began that found the file to be this version; all bytes that were read before it are right."""
 
     async def read_into(self, offset: int, buffer: memoryview) -> int:
         wanted = require_range(offset, len(buffer), self.version.size)
@@ -90,7 +97,7 @@ class HdfsFile(SourceFile):
         finally:
             self._pool.give_back(lease)
         self._note_delay(lease, time.monotonic() - begun_s)
-        await self._recheck(lease)
+        await self._recheck()
         target[: len(data)] = data
         return len(data)
 
@@ -111,7 +118,7 @@ class HdfsFile(SourceFile):
                 self._pool.give_back(lease)
                 done += sink.close()
             if done == len(target):
-                await self._recheck(lease)
+                await self._recheck()
                 return
             if failure is None:
                 break  # the reader ends here: the rest is in a block that is still being written
@@ -184,33 +191,35 @@ class HdfsFile(SourceFile):
             # In this order: a change between the two calls shows in the second.
             return self._hdfs.open_reader(self._where, self._shown), self._version_now()
 
+        begun_s = time.monotonic()
         try:
             reader, now = await self._hdfs.ask(f"open {self._shown}", work)
         except NotFoundError as error:
             raise self._stale() from error
         self._require_same(now)
+        self._looked_s = max(self._looked_s, begun_s)
         return reader
 
-    async def _recheck(self, lease: Lease) -> None:
-        """Once a second, ask whether the file is still this version, after bytes arrived and before they are given."""
-        now_s = time.monotonic()
-        if now_s - lease.checked_s < _TRUST_S:
+    async def _recheck(self) -> None:
+        """Make sure, after bytes arrived and before they are given, that the file was still this version just now."""
+        if time.monotonic() - self._looked_s < _TRUST_S:
             return
         try:
             await self._require_version()
         except SourceUnavailableError:
-            pass  # a NameNode that is down changes no file: what is open can be read on
+            self._looked_s = time.monotonic()  # a NameNode that is down changes no file: what is open can be read on
         except StaleFileError:
             self._pool.clear()
             raise
-        lease.checked_s = now_s
 
     async def _require_version(self) -> None:
+        begun_s = time.monotonic()
         try:
             now = await self._hdfs.ask(f"look at {self._shown}", self._version_now)
         except NotFoundError as error:
             raise self._stale() from error
         self._require_same(now)
+        self._looked_s = max(self._looked_s, begun_s)
 
     def _require_same(self, now: FileVersion) -> None:
         same = self.version.keeps_bytes(now) if self.version.strong else self._weakly_same(now)

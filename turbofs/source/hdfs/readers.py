@@ -30,8 +30,6 @@ class Lease:
     born_s: float = field(default_factory=time.monotonic)
     users: int = 0
     served_bytes: int = 0
-    checked_s: float = field(default_factory=time.monotonic)
-    """When the file was last seen to be the version that the reader was opened for."""
 
     @property
     def age_s(self) -> float:
