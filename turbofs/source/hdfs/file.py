@@ -31,6 +31,8 @@ One that is cut in place and appended to keeps the names of its blocks, and the 
 of the old version. That takes a recovery of the last block and a new pipeline, so hardly less than this; and ten looks a
 second for each file that is being read are no load for a NameNode.
 """
+_CHECK_TIMEOUT_S, _BLIND_S = 2.0, 5.0
+"""How long that look may hold a read up, and how long there is none again after one without an answer."""
 _WEB_ATTEMPTS = 6
 """DataNodes that are tried one after another through WebHDFS, each excluded once it failed."""
 
@@ -205,17 +207,18 @@ class HdfsFile(SourceFile):
         if time.monotonic() - self._looked_s < _TRUST_S:
             return
         try:
-            await self._require_version()
+            await self._require_version(_CHECK_TIMEOUT_S)
         except SourceUnavailableError:
-            self._looked_s = time.monotonic()  # a NameNode that is down changes no file: what is open can be read on
+            # A NameNode that is down changes no file: what is open can be read on, without such a wait at each read.
+            self._looked_s = time.monotonic() + _BLIND_S
         except StaleFileError:
             self._pool.clear()
             raise
 
-    async def _require_version(self) -> None:
+    async def _require_version(self, timeout_s: float | None = None) -> None:
         begun_s = time.monotonic()
         try:
-            now = await self._hdfs.ask(f"look at {self._shown}", self._version_now)
+            now = await self._hdfs.ask(f"look at {self._shown}", self._version_now, timeout_s=timeout_s)
         except NotFoundError as error:
             raise self._stale() from error
         self._require_same(now)
