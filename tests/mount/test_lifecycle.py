@@ -100,7 +100,7 @@ def test_unreachable_source_leaves_nothing_half_alive(place, server):
 
         command = [sys.executable, "-m", "turbofs.cli.app", "mount", f"hdfs://{address}/data", str(place.mountpoint)]
         with subprocess.Popen(
-            [*command, "--wait", "60s", *place.options()], env=place.environment, stderr=subprocess.PIPE
+            [*command, "--wait", "60s", *options], env=place.environment, stderr=subprocess.PIPE
         ) as waiting:
             assert b"waiting up to" in waiting.stderr.readline()
             waiting.send_signal(signal.SIGINT)  # the user has enough

@@ -121,6 +121,10 @@ class HandleTable:
         self._handles[number] = handle
         return number
 
+    def open_on(self, inode: Inode) -> int:
+        """How many handles *inode* has: its own count also holds whoever is just looking."""
+        return sum(handle.inode is inode for handle in self._handles.values())
+
     def file(self, number: int) -> ReadHandle | VirtualHandle:
         handle = self._get(number)
         if isinstance(handle, DirectoryHandle):

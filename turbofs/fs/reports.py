@@ -106,7 +106,7 @@ class Reports:
             "strong_version": inode.attributes.version.strong,
             "served_from": self.served_from(inode),
             "blake3": digest,
-            "open_handles": inode.open_handles,
+            "open_handles": self._handles.open_on(inode),
             "hints": self._effective_hints(path, caller),
             "prefetches": [job.as_dict() for job in self._prefetches.of(path)[-8:]],
             "last_error": self._hints.last_error(path, caller.uid),
