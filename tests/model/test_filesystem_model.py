@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -192,7 +193,8 @@ class LocalWorld:
     """A directory on a disk, changed with system calls.
 
     Every change waits until the kernel's clock gives it a time of its own: two changes within one tick of that clock
-    cannot be told apart, and FileSource says so.
+    cannot be told apart, and FileSource says so. Files that lost their name are kept open, so that the disk does not give
+    their inode numbers again: a longer file with the number of a deleted one looks like growth, also to FileSource.
     """
 
     most_moves = 1  # away and back again: the ctime moved, and no new name explains it
@@ -205,10 +207,12 @@ class LocalWorld:
             (self._top / path[1:]).mkdir()
         self._loop = loop
         self._last_ns = 0
+        self._kept = ExitStack()
         self.source = FileSource(f"file://{self._top}", SourceConfig(), trio.CapacityLimiter(8))
 
     def put(self, path: str, content: bytes) -> None:
         self._spare.write_bytes(content)
+        self._keep(path)
         self._spare.rename(self._place(path))
         self._settle(self._place(path))
 
@@ -220,15 +224,22 @@ class LocalWorld:
         self._settle(self._place(path))
 
     def delete(self, path: str) -> None:
+        self._keep(path)
         self._place(path).unlink()
 
     def rename(self, old: str, new: str) -> None:
+        self._keep(new)
         self._place(old).rename(self._place(new))
         self._settle(self._place(new))
 
     def close(self) -> None:
         self._loop.run(self.source.aclose)
+        self._kept.close()
         self._folder.cleanup()
+
+    def _keep(self, path: str) -> None:
+        if self._place(path).exists():
+            self._kept.enter_context(self._place(path).open("rb"))
 
     def _place(self, path: str) -> Path:
         return self._top / path[1:]

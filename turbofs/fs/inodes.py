@@ -32,6 +32,7 @@ class Inode:
         "attributes",
         "children",
         "detached",
+        "entries",
         "kernel_version",
         "lookups",
         "name",
@@ -52,6 +53,8 @@ class Inode:
         self.lookups = 0
         self.open_handles = 0
         self.detached = False
+        self.entries: dict[str, Inode] | None = None
+        """A directory's inodes by name, as far as the table has any."""
         self.children = 0
         """Inodes in the table that have this one as parent: it must outlive them."""
         self.reader: FileReader | None = None
@@ -90,7 +93,6 @@ class InodeTable:
         self.root = Inode(ROOT_NUMBER, None, "", root_attributes)
         self.root.lookups = 1
         self._by_number: dict[int, Inode] = {ROOT_NUMBER: self.root}
-        self._by_name: dict[tuple[int, str], Inode] = {}
         self._generations: OrderedDict[tuple[int, str], int] = OrderedDict()
 
     def __len__(self) -> int:
@@ -107,13 +109,16 @@ class InodeTable:
             raise StaleFileError(f"inode {number} is not known") from None
 
     def child(self, parent: Inode, name: str) -> Inode | None:
-        return self._by_name.get((parent.number, name))
+        return parent.entries.get(name) if parent.entries is not None else None
 
     def add(self, parent: Inode, name: str, attributes: Attributes) -> Inode:
         """A new inode for a name that has none."""
-        inode = Inode(self._new_number(parent, name), parent, name, attributes)
-        self._by_number[inode.number] = inode
-        self._by_name[parent.number, name] = inode
+        number = self._new_number(parent, name)
+        inode = Inode(number, parent, name, attributes)
+        self._by_number[number] = inode
+        if parent.entries is None:
+            parent.entries = {}
+        parent.entries[name] = inode
         parent.children += 1
         return inode
 
@@ -122,7 +127,7 @@ class InodeTable:
         if inode.parent is not None and not inode.detached:
             inode.detached = True
             key = (inode.parent.number, inode.name)
-            del self._by_name[key]
+            self._unlist(inode.parent, inode.name)
             self._generations[key] = self._generations.pop(key, 0) + 1
             if len(self._generations) > _GENERATIONS_KEPT:
                 self._generations.popitem(last=False)
@@ -144,14 +149,20 @@ class InodeTable:
         if self._by_number.pop(inode.number, None) is None:
             return False
         if not inode.detached:
-            del self._by_name[parent.number, inode.name]
+            self._unlist(parent, inode.name)
         parent.children -= 1
         self.drop_unused(parent)
         return True
 
+    def _unlist(self, parent: Inode, name: str) -> None:
+        assert parent.entries is not None
+        del parent.entries[name]
+        if not parent.entries:
+            parent.entries = None
+
     def _new_number(self, parent: Inode, name: str) -> int:
         # The product spreads directories over 63 bits, the checksum names over 32: a listing does this for each name.
-        first = self._generations.get((parent.number, name), 0)
+        first = self._generations.get((parent.number, name), 0) if self._generations else 0
         number = (parent.number + first) * _SPREAD + crc32(name.encode("utf-8", "surrogateescape"))
         for _ in range(1 << 20):
             number &= _NUMBER_MASK

@@ -87,6 +87,8 @@ class FileReader:
             raise StaleFileError("the file changed while it was open") from error
         if self.cached.version.compare(version) is Change.GREW:
             self.advance(version)
+        elif self.cached.version != version:
+            raise StaleFileError("the file was rewritten, and another open of it has seen what this one has not")
 
     async def _join(self, plan: ReadPlan, extent: Extent, offset: int, stop: int, kernel_caches: bool) -> bytes:
         parts: list[bytes] = []

@@ -23,7 +23,7 @@ from turbofs.errors import (
 )
 from turbofs.metrics import Metrics
 from turbofs.model import AttributeChange, Attributes, BlockLocation, ByteRange, FileKind, FileVersion, Space
-from turbofs.source.base import Listing, Source, SourceFile, SourceWriter
+from turbofs.source.base import Capability, Listing, Source, SourceFile, SourceWriter
 from turbofs.source.retries import OnRetry, Retrier
 from turbofs.source.retrying_files import GOODBYE_S, RetryingFile, RetryingListing, RetryingWriter
 
@@ -44,8 +44,11 @@ class RetryingSource(Source):
     ) -> None:
         self.inner = inner
         self.uri = inner.uri
-        self.capabilities = inner.capabilities
         self._retrier = Retrier(config, inner.uri, chance=chance, metrics=metrics)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:  # type: ignore[override]  # HDFS's change when WebHDFS comes and goes
+        return self.inner.capabilities
 
     async def connect(self, *, wait_s: float | None = None, progress: OnRetry | None = None) -> None:
         """Reach the source within *wait_s* seconds (None: the deadline of any act; 0: one attempt).
