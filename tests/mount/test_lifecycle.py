@@ -89,8 +89,9 @@ def test_unreachable_source_leaves_nothing_half_alive(place, server):
         if server == "silent":
             listener.listen()  # takes connections, and never says a word
         address = f"127.0.0.1:{listener.getsockname()[1]}"
+        options = place.options("source.operation_timeout=2s")  # the first attempt is always given its time
         started = time.monotonic()
-        done = place.turbofs("mount", f"hdfs://{address}/data", str(place.mountpoint), "--wait", "2s", *place.options())
+        done = place.turbofs("mount", f"hdfs://{address}/data", str(place.mountpoint), "--wait", "2s", *options)
         assert time.monotonic() - started < 2 + SLACK_S
         assert done.returncode == 3, done.stderr
         assert address in done.stderr
