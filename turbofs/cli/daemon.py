@@ -19,7 +19,7 @@ from pathlib import Path
 import structlog
 import trio
 
-from turbofs.cli import logs
+from turbofs.cli import allocator, logs
 from turbofs.cli.failures import FAILED, only_turbo_error
 from turbofs.cli.notify import PipeReporter, Reporter, notify_systemd
 from turbofs.config import Config, SourceConfig
@@ -129,6 +129,7 @@ def run(config: Config, reporter: Reporter) -> None:
     # A daemon must not keep a directory busy, least of all one in its own mount.
     os.chdir("/")
     # What start-up made stays for good; and a listing makes objects by the hundred thousand, none of them in cycles.
+    allocator.keep_freed_memory()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
     try:

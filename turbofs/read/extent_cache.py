@@ -157,8 +157,8 @@ class ExtentCache:
 
     def allocate_nowait(self, extent: Extent) -> bool:
         """Give an extent its buffer, evicting what may go for it; False where nothing may."""
-        if self._behind_bytes > _BEHIND_BYTES:
-            self._evict_first((self._behind,))
+        while self._behind_bytes > _BEHIND_BYTES and self._evict_first((self._behind,)):
+            pass
         while True:
             buffer = self.budget.allocate_nowait(extent.length)
             if buffer is not None:

@@ -105,14 +105,14 @@ class Fetcher:
             if extent.buffer is None:
                 await self.cache.allocate(extent)
             assert extent.buffer is not None
-            self._metrics.fetches_in_flight.inc()
+            self._metrics.fetch_began()
+            count = 0
             try:
                 count = await source_file.read_into(extent.start, extent.buffer.view)
             finally:
-                self._metrics.fetches_in_flight.dec()
+                self._metrics.fetch_ended(count)
             if count != extent.length:
                 raise ShortReadError(f"got {count} of {extent.length} bytes at offset {extent.start}")
-            self._metrics.source_read_bytes.inc(count)
         except BaseException as error:
             self.cache.settle(extent, error)
             raise
