@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import trio
 
 from turbofs.config import ReadConfig
-from turbofs.errors import InvalidRequestError, StaleFileError
+from turbofs.errors import InvalidRequestError, StaleFileError, TurboError
 from turbofs.fs.inodes import Inode
 from turbofs.fs.virtual import HintMirror
 from turbofs.model import Attributes, DirectoryEntry
@@ -40,6 +40,37 @@ class VirtualHandle:
         self.content = content
 
 
+class _NextBatch:
+    """The batch after the one that is being handed out, fetched meanwhile in a task of *nursery*."""
+
+    def __init__(self, listing: Listing, nursery: trio.Nursery) -> None:
+        self.asked_at = time.monotonic()
+        self._entries: Sequence[DirectoryEntry] = ()
+        self._error: TurboError | None = None
+        self._ended = trio.Event()
+        self._scope = trio.CancelScope()
+        nursery.start_soon(self._fetch, listing)
+
+    async def _fetch(self, listing: Listing) -> None:
+        try:
+            with self._scope:
+                self._entries = await listing.next_batch()
+        except TurboError as error:
+            self._error = error
+        finally:
+            self._ended.set()
+
+    async def take(self) -> Sequence[DirectoryEntry]:
+        await self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        return self._entries
+
+    async def aclose(self) -> None:
+        self._scope.cancel()
+        await self._ended.wait()
+
+
 class DirectoryHandle:
     """A directory being listed. An entry's offset is its place in this handle's list, which only grows: offsets are
     stable whatever happens to the directory, and a listing always ends.
@@ -55,6 +86,7 @@ class DirectoryHandle:
         self._attributes: list[Attributes | None] = []
         self._kept_from = 0
         self._listing: Listing | None = None
+        self._next: _NextBatch | None = None
         self._complete = fixed is not None
         self.batch_at = 0.0
         """When the source was asked for the newest batch, on time.monotonic's clock."""
@@ -70,16 +102,20 @@ class DirectoryHandle:
         self._kept_from = 0
         self._complete = False
 
-    async def next_batch(self, source: Source) -> Sequence[DirectoryEntry]:
-        """Take the next batch from the source into the list; empty at the end."""
+    async def next_batch(self, source: Source, nursery: trio.Nursery) -> Sequence[DirectoryEntry]:
+        """Take the next batch from the source into the list, and ask for the one after it; empty at the end."""
         if self._complete:
             return ()
         if self._listing is None:
             mirror = self.inode.virtual
             path = mirror.path if isinstance(mirror, HintMirror) else self.inode.path
             self._listing = await source.list(path)
-        self.batch_at = time.monotonic()
-        batch = await self._listing.next_batch()
+        if self._next is None:
+            self._next = _NextBatch(self._listing, nursery)
+        following = self._next
+        batch = await following.take()
+        self.batch_at = following.asked_at
+        self._next = _NextBatch(self._listing, nursery) if batch else None
         if not batch:
             self._complete = True
             await self.aclose()
@@ -98,6 +134,9 @@ class DirectoryHandle:
         return self._names[index], self._attributes[index]
 
     async def aclose(self) -> None:
+        if self._next is not None:
+            await self._next.aclose()
+            self._next = None
         if self._listing is not None:
             listing, self._listing = self._listing, None
             await listing.aclose()

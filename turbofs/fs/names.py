@@ -85,16 +85,17 @@ class NameService:
         *seen_at*: since when *seen* may be out of date (on time.monotonic's clock; None: it is new). Whoever has looked
         since then knows better.
         """
-        inode = self._table.child(parent, name)
-        if inode is not None and seen_at is not None and inode.refreshed_at > seen_at:
-            return inode
+        entries = parent.entries
+        inode = entries.get(name) if entries is not None else None
         if inode is None:
             inode = self._table.add(parent, name, seen)
+        elif seen_at is not None and inode.refreshed_at > seen_at:
+            return inode
         elif inode.attributes != seen:
             if _change(inode, seen) is not Change.SAME:
                 return None
             _adopt(inode, seen)
-        inode.refreshed_at = time.monotonic()
+        inode.refreshed_at = time.monotonic() if seen_at is None else seen_at
         return inode
 
     async def reconcile(self, parent: Inode, name: str, seen: Attributes) -> Inode:

@@ -49,7 +49,7 @@ class Tree:
         self.names = NameService(source, self.table, self.owners, config)
         self.hidden = HiddenTree(hidden, self.table)
         self._attribute_timeout_s = config.attribute_timeout_s
-        self._nursery = nursery
+        self.nursery = nursery
         self._root_refreshing = False
         self._refreshes: dict[Inode, _Refresh] = {}
 
@@ -170,7 +170,7 @@ class Tree:
         if refresh is None:
             refresh = self._refreshes[inode] = _Refresh(trio.current_time() + _PATIENCE_S)
             inode.open_handles += 1  # keeps it while the source is asked
-            self._nursery.start_soon(self._refresh_open, inode, refresh)
+            self.nursery.start_soon(self._refresh_open, inode, refresh)
         with trio.move_on_at(refresh.patient_until):
             await refresh.ended.wait()
 
@@ -194,4 +194,4 @@ class Tree:
         age_s = time.monotonic() - self.table.root.refreshed_at
         if not self._root_refreshing and age_s > self._attribute_timeout_s:
             self._root_refreshing = True
-            self._nursery.start_soon(refresh)
+            self.nursery.start_soon(refresh)

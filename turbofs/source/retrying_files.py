@@ -198,6 +198,7 @@ class RetryingListing(Listing):
         self._retrier = retrier
         self._reopen = reopen
         self._given: set[str] = set()
+        self._again = False
         self._ended = False
 
     async def next_batch(self) -> Sequence[DirectoryEntry]:
@@ -215,9 +216,10 @@ class RetryingListing(Listing):
     async def _attempt(self) -> Sequence[DirectoryEntry]:
         if self._listing is None:
             self._listing = await self._reopen()
+            self._again = True
         try:
             while batch := await self._listing.next_batch():
-                fresh = [entry for entry in batch if entry.name not in self._given]
+                fresh = [entry for entry in batch if entry.name not in self._given] if self._again else batch
                 if fresh:
                     return fresh
         except (TurboError, trio.Cancelled):
