@@ -24,9 +24,9 @@ _KILL_LIMIT_S = 10.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, however that ends."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send *by* to this process when its parent ends, however that ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, by)
 
 
 class Child(Generic[T]):

@@ -283,7 +283,7 @@ def workplace() -> Iterator[Workplace]:
 
 
 def _limit_life() -> None:
-    die_with_parent()
+    die_with_parent(signal.SIGTERM)  # then a daemon unmounts first
     signal.alarm(LIFETIME_S)  # outlives exec, and ends a process that does not expect it
 
 
