@@ -7,6 +7,7 @@ run leaves nothing behind.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -92,11 +93,23 @@ class Daemon:
         self.process.wait(30)
 
     def freeze(self) -> None:
-        """SIGSTOP: the daemon keeps its sockets and answers nothing, the nastiest way of being dead."""
+        """SIGSTOP: the daemon keeps its sockets and answers nothing, the nastiest way of being dead.
+
+        Returns once all its threads have stopped.
+        """
         self.process.send_signal(signal.SIGSTOP)
+        while self.alive() and not all(state == "T" for state in self._thread_states()):
+            time.sleep(0.001)
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
+
+    def _thread_states(self) -> list[str]:
+        states = []
+        for stat in Path(f"/proc/{self.pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):  # that thread ended
+                states.append(stat.read_text().rpartition(")")[2].split()[0])
+        return states
 
 
 @dataclass
