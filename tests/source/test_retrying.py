@@ -172,6 +172,13 @@ async def test_connecting_without_waiting_gives_the_first_attempt_its_time(autoj
     await RetryingSource(SlowSource(MemorySource(), latency_s=3), CONFIG).connect(wait_s=0)
 
 
+async def test_a_silent_source_is_waited_for_no_longer_than_said(autojump_clock):
+    begin = trio.current_time()
+    with pytest.raises(SourceUnavailableError):
+        await RetryingSource(SlowSource(MemorySource(), latency_s=3600), CONFIG).connect(wait_s=2)
+    assert trio.current_time() - begin == pytest.approx(2)
+
+
 async def test_a_wrong_address_is_not_waited_for(autojump_clock):
     layers = Layers(always("connect", error=lambda: NotFoundError("no such directory")))
     with pytest.raises(NotFoundError):

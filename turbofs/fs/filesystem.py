@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import trio
 
+from turbofs.background import Background
 from turbofs.config import Config
 from turbofs.errors import NotADirectoryTurboError, ReadOnlyError
 from turbofs.fs.events import EventBus
@@ -73,7 +74,7 @@ class FileSystem:
         self.events = EventBus()
         self.pages_are_stale: Callable[[int], None] = lambda _number: None
         """Told of an open file whose content changed, so that the kernel drops the pages it keeps; never waits."""
-        self._nursery = nursery
+        self._background = Background(nursery)
         self._hints = hints
         self._space = SpaceKeeper(source, config.fs.space_refresh_s)
         self._handles = HandleTable()
@@ -82,13 +83,13 @@ class FileSystem:
             lambda: json.dumps(self.status(), indent=1).encode() + b"\n",
             lambda: str(control_path or "/nonexistent"),
         )
-        self.tree = Tree(source, config.fs, root, hidden, nursery)
+        self.tree = Tree(source, config.fs, root, hidden, self._background)
         memory_bytes = config.read.memory_bytes or default_memory_bytes()
         cache = ExtentCache(MemoryBudget(memory_bytes, config.read.extent_bytes))
-        fetcher = Fetcher(cache, config.read, nursery, metrics)
+        fetcher = Fetcher(cache, config.read, self._background, metrics)
         self._files = FileOpener(source, self.tree.table, self.tree.names, fetcher, config.read, metrics)
         self._prefetches = Prefetches(
-            self.tree, self._files, fetcher, nursery, metrics, self.events, config.read.extent_bytes
+            self.tree, self._files, fetcher, self._background, metrics, self.events, config.read.extent_bytes
         )
         self.reports = Reports(
             source, config, self.tree, self._files, self._handles, cache, hints, self._prefetches, self._space, metrics
@@ -97,7 +98,7 @@ class FileSystem:
 
     def start(self) -> None:
         """Begin the background work."""
-        self._nursery.start_soon(self._space.keep_fresh)
+        self._background.start_soon(self._space.keep_fresh)
 
     # --- names
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import trio
 
+from turbofs.background import Background
 from turbofs.config import ReadConfig
 from turbofs.errors import InvalidRequestError, StaleFileError, TurboError
 from turbofs.fs.inodes import Inode
@@ -41,15 +42,15 @@ class VirtualHandle:
 
 
 class _NextBatch:
-    """The batch after the one that is being handed out, fetched meanwhile in a task of *nursery*."""
+    """The batch after the one that is being handed out, fetched meanwhile in a task of *background*."""
 
-    def __init__(self, listing: Listing, nursery: trio.Nursery) -> None:
+    def __init__(self, listing: Listing, background: Background) -> None:
         self.asked_at = time.monotonic()
         self._entries: Sequence[DirectoryEntry] = ()
         self._error: TurboError | None = None
         self._ended = trio.Event()
         self._scope = trio.CancelScope()
-        nursery.start_soon(self._fetch, listing)
+        background.start_soon(self._fetch, listing)
 
     async def _fetch(self, listing: Listing) -> None:
         try:
@@ -102,7 +103,7 @@ class DirectoryHandle:
         self._kept_from = 0
         self._complete = False
 
-    async def next_batch(self, source: Source, nursery: trio.Nursery) -> Sequence[DirectoryEntry]:
+    async def next_batch(self, source: Source, background: Background) -> Sequence[DirectoryEntry]:
         """Take the next batch from the source into the list, and ask for the one after it; empty at the end."""
         if self._complete:
             return ()
@@ -111,11 +112,11 @@ class DirectoryHandle:
             path = mirror.path if isinstance(mirror, HintMirror) else self.inode.path
             self._listing = await source.list(path)
         if self._next is None:
-            self._next = _NextBatch(self._listing, nursery)
+            self._next = _NextBatch(self._listing, background)
         following = self._next
         batch = await following.take()
         self.batch_at = following.asked_at
-        self._next = _NextBatch(self._listing, nursery) if batch else None
+        self._next = _NextBatch(self._listing, background) if batch else None
         if not batch:
             self._complete = True
             await self.aclose()

@@ -36,7 +36,7 @@ async def emit_entries(tree: Tree, handle: DirectoryHandle, offset: int, emit: E
         position += 1
     while True:
         while position - _DOTS >= len(handle):
-            batch = await handle.next_batch(tree.source, tree.nursery)
+            batch = await handle.next_batch(tree.source, tree.background)
             if not batch:
                 return
             await tree.owners.prepare({(entry.attributes.owner, entry.attributes.group) for entry in batch})

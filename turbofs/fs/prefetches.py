@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import structlog
 import trio
 
+from turbofs.background import Background
 from turbofs.errors import InvalidRequestError, OutOfMemoryBudgetError, TurboError
 from turbofs.fs.events import EventBus
 from turbofs.fs.files import FileOpener
@@ -34,7 +35,7 @@ class Prefetches:
         tree: Tree,
         files: FileOpener,
         fetcher: Fetcher,
-        nursery: trio.Nursery,
+        background: Background,
         metrics: Metrics,
         events: EventBus,
         extent_bytes: int,
@@ -42,7 +43,7 @@ class Prefetches:
         self._tree = tree
         self._files = files
         self._fetcher = fetcher
-        self._nursery = nursery
+        self._background = background
         self._metrics = metrics
         self._events = events
         self._extent_bytes = extent_bytes
@@ -96,7 +97,7 @@ class Prefetches:
         self._jobs[job.id] = job
         self._forget_finished()
         self._metrics.prefetch_wanted_bytes.inc(job.wanted_bytes)
-        self._nursery.start_soon(self._run, job, handle)
+        self._background.start_soon(self._run, job, handle)
         return job
 
     def running(self) -> list[PrefetchJob]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import trio
 
+from turbofs.background import Background
 from turbofs.config import FsConfig
 from turbofs.errors import InvalidRequestError, NameTooLongError, NotADirectoryTurboError, NotFoundError, TurboError
 from turbofs.fs.hidden import HIDDEN_NAME, HiddenTree
@@ -40,7 +41,7 @@ class Tree:
     """Names to inodes. *root* is what the source said of its root; *hidden* the fixed part of `.turbofs`."""
 
     def __init__(
-        self, source: Source, config: FsConfig, root: Attributes, hidden: VirtualDirectory, nursery: trio.Nursery
+        self, source: Source, config: FsConfig, root: Attributes, hidden: VirtualDirectory, background: Background
     ) -> None:
         self.source = source
         self.owners = OwnerMap(config.owner_timeout_s)
@@ -49,7 +50,7 @@ class Tree:
         self.names = NameService(source, self.table, self.owners, config)
         self.hidden = HiddenTree(hidden, self.table)
         self._attribute_timeout_s = config.attribute_timeout_s
-        self.nursery = nursery
+        self.background = background
         self._root_refreshing = False
         self._refreshes: dict[Inode, _Refresh] = {}
 
@@ -170,7 +171,7 @@ class Tree:
         if refresh is None:
             refresh = self._refreshes[inode] = _Refresh(trio.current_time() + _PATIENCE_S)
             inode.open_handles += 1  # keeps it while the source is asked
-            self.nursery.start_soon(self._refresh_open, inode, refresh)
+            self.background.start_soon(self._refresh_open, inode, refresh)
         with trio.move_on_at(refresh.patient_until):
             await refresh.ended.wait()
 
@@ -194,4 +195,4 @@ class Tree:
         age_s = time.monotonic() - self.table.root.refreshed_at
         if not self._root_refreshing and age_s > self._attribute_timeout_s:
             self._root_refreshing = True
-            self.nursery.start_soon(refresh)
+            self.background.start_soon(refresh)

@@ -178,6 +178,7 @@ class ExtentCache:
         if error is None:
             extent.state = ExtentState.READY
             self._enqueue(extent, self._unread)
+            self._wake()  # a demanded fetch may take its memory, though nobody reads it
         else:
             extent.error = error
             self.drop(extent)
@@ -230,8 +231,12 @@ class ExtentCache:
 
     def unpin(self, extent: Extent) -> None:
         extent.pins -= 1
+        if extent.pins:
+            return
         if extent.state is ExtentState.FAILED:
             self._release(extent)
+        else:
+            self._wake()
 
     def statistics(self) -> dict[str, int]:
         return {

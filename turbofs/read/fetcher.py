@@ -11,8 +11,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 
-import trio
-
+from turbofs.background import Background
 from turbofs.config import ReadConfig
 from turbofs.errors import ShortReadError, TurboError
 from turbofs.metrics import Metrics
@@ -22,12 +21,12 @@ from turbofs.source.base import SourceFile
 
 
 class Fetcher:
-    """Executes fetches into *cache*; read-ahead tasks live in *nursery*."""
+    """Executes fetches into *cache*; read-ahead runs in *background*."""
 
-    def __init__(self, cache: ExtentCache, config: ReadConfig, nursery: trio.Nursery, metrics: Metrics) -> None:
+    def __init__(self, cache: ExtentCache, config: ReadConfig, background: Background, metrics: Metrics) -> None:
         self.cache = cache
         self._config = config
-        self._nursery = nursery
+        self._background = background
         self._metrics = metrics
         self._queue: OrderedDict[Extent, SourceFile] = OrderedDict()
         self._ahead_in_flight = 0
@@ -55,7 +54,7 @@ class Fetcher:
         """Fetch [start, stop), a gap of *file*, now, in a task of its own: a request waits for it."""
         extent = self.cache.add(file, start, stop, demanded=True)
         extent.state = ExtentState.FETCHING
-        self._nursery.start_soon(self._fetch_quietly, source_file, extent)
+        self._background.start_soon(self._fetch_quietly, source_file, extent)
         return extent
 
     async def fetch(self, source_file: SourceFile, file: CachedFile, start: int, stop: int) -> Extent:
@@ -71,7 +70,7 @@ class Fetcher:
         source_file = self._queue.pop(extent, None)
         if source_file is not None and extent.state is ExtentState.QUEUED:
             extent.state = ExtentState.FETCHING
-            self._nursery.start_soon(self._fetch_quietly, source_file, extent)
+            self._background.start_soon(self._fetch_quietly, source_file, extent)
 
     def _pump(self) -> None:
         while self._queue and self._ahead_in_flight < self._config.fetches:
@@ -84,7 +83,7 @@ class Fetcher:
                 continue
             extent.state = ExtentState.FETCHING
             self._ahead_in_flight += 1
-            self._nursery.start_soon(self._fetch_ahead, source_file, extent)
+            self._background.start_soon(self._fetch_ahead, source_file, extent)
 
     async def _fetch_ahead(self, source_file: SourceFile, extent: Extent) -> None:
         try:

@@ -73,7 +73,7 @@ class MemoryBudget:
             self._free_slabs.pop()
             self._charged_bytes -= self.slab_bytes
         self._charged_bytes += cost
-        memory = mmap.mmap(-1, length) if length > _SMALL_BYTES else bytearray(length)
+        memory = _mapping(length) if length > _SMALL_BYTES else bytearray(length)
         return Buffer(memory, length, cost, slab=False)
 
     def free(self, buffer: Buffer) -> None:
@@ -90,10 +90,15 @@ class MemoryBudget:
         else:
             if self._charged_bytes + self.slab_bytes > self.limit_bytes:
                 return None
-            memory = mmap.mmap(-1, self.slab_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory = _mapping(self.slab_bytes)
             _ask_for_huge_pages(memory)
             self._charged_bytes += self.slab_bytes
         return Buffer(memory, length, self.slab_bytes, slab=True)
+
+
+def _mapping(length: int) -> mmap.mmap:
+    # Python's default is shared, which the kernel backs by tmpfs: dearer faults, and no huge pages.
+    return mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def _ask_for_huge_pages(memory: mmap.mmap) -> None:

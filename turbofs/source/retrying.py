@@ -59,7 +59,12 @@ class RetryingSource(Source):
         deadline = None if wait_s is None else trio.current_time() + wait_s
         try:
             await self._retrier.run(
-                "connect to", self.uri, self.inner.connect, deadline=deadline, on_retry=progress, at_least_once=True
+                "connect to",
+                self.uri,
+                self.inner.connect,
+                deadline=deadline,
+                on_retry=progress,
+                at_least_once=not wait_s,
             )
         except DeadlineExceededError as error:
             cause = error.__cause__ or error
