@@ -269,6 +269,22 @@ async def test_readers_that_fail_together_open_the_file_once_and_close_what_they
     assert sorted(map(id, closed)) == sorted(map(id, opened))
 
 
+async def test_a_file_that_is_closed_while_read_ahead_fails_is_not_opened_again(autojump_clock):
+    layers = Layers(always("read"))
+    layers.memory.put("/f", content(5000))
+    file = await layers.source.open("/f")
+    async with trio.open_nursery() as nursery:
+
+        async def read():
+            with pytest.raises(StaleFileError, match="closed"):
+                await file.read_into(0, memoryview(bytearray(5000)))
+
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        await file.aclose()
+    assert layers.counting.count("open") == 1
+
+
 async def test_a_short_read_is_repeated_and_never_an_early_end(autojump_clock):
     layers = Layers(on("read", nth=(1, 2), short_reads=True))
     layers.memory.put("/f", content(5000))

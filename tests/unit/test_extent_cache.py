@@ -122,6 +122,24 @@ async def test_a_demanded_fetch_waits_for_memory_that_is_being_filled(autojump_c
     assert waiting.buffer is not None
 
 
+async def test_a_demanded_fetch_takes_the_memory_of_bytes_that_nobody_reads(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    cache, file = _cache(), CachedFile(VERSION)
+    ahead = [cache.add(file, index * MIB, (index + 1) * MIB, demanded=False) for index in range(16)]
+    for extent in ahead:
+        extent.state = ExtentState.FETCHING
+        assert cache.allocate_nowait(extent)
+    waiting = cache.add(file, 20 * MIB, 21 * MIB, demanded=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cache.allocate, waiting)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(1):
+            cache.settle(ahead[0])  # its reader is gone: nobody will ever touch it
+            await trio.testing.wait_all_tasks_blocked()
+            assert waiting.buffer is not None
+
+
 def test_overlapping_extents_are_a_defect() -> None:
     cache, file = _cache(), CachedFile(VERSION)
     cache.add(file, 0, MIB, demanded=True)

@@ -22,6 +22,7 @@ import trio
 
 from turbofs.model import ByteRange, FileVersion
 from turbofs.read.memory_budget import Buffer, MemoryBudget
+from turbofs.source.base import SourceFile
 
 _PROTECTED_SHARE = 0.5
 """Of the budget: the other half is always there for streams."""
@@ -40,7 +41,20 @@ class ExtentState(enum.Enum):
 class Extent:
     """Bytes [start, stop) of one file version. `settled` is set once it is ready or failed (`error` says why)."""
 
-    __slots__ = ("buffer", "demanded", "error", "file", "pins", "queue", "settled", "start", "state", "stop", "unread")
+    __slots__ = (
+        "buffer",
+        "demanded",
+        "error",
+        "fetched_through",
+        "file",
+        "pins",
+        "queue",
+        "settled",
+        "start",
+        "state",
+        "stop",
+        "unread",
+    )
 
     def __init__(self, file: CachedFile, start: int, stop: int, demanded: bool) -> None:
         self.file = file
@@ -50,6 +64,8 @@ class Extent:
         self.state = ExtentState.QUEUED
         self.buffer: Buffer | None = None
         self.error: BaseException | None = None
+        self.fetched_through: SourceFile | None = None
+        """Whose error `error` is: one of another open of the same file need not be ours."""
         self.settled = trio.Event()
         self.unread = stop - start
         """Its length less all that was read of it: negative where something was read again."""

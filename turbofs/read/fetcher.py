@@ -100,6 +100,7 @@ class Fetcher:
             return
 
     async def _fetch(self, source_file: SourceFile, extent: Extent) -> None:
+        extent.fetched_through = source_file
         try:
             if extent.buffer is None:
                 await self.cache.allocate(extent)

@@ -56,7 +56,8 @@ class FileReader:
     async def _read(
         self, tracker: StreamTracker, offset: int, length: int, *, kernel_caches: bool
     ) -> memoryview | bytes:
-        size = self.cached.version.size
+        version = self.cached.version
+        size = version.size
         stop = min(offset + length, size)
         if offset >= stop:
             return b""
@@ -67,6 +68,7 @@ class FileReader:
         extent = self.cached.find(offset)
         if extent is None or extent.state is not ExtentState.READY:
             extent = await self._ready_extent(plan, offset)
+            self._require_bytes_of(version)
             self._metrics.bytes_read("source", min(stop, extent.stop) - offset)
         else:
             self._metrics.bytes_read("cache", min(stop, extent.stop) - offset)
@@ -90,7 +92,13 @@ class FileReader:
         elif self.cached.version != version:
             raise StaleFileError("the file was rewritten, and another open of it has seen what this one has not")
 
+    def _require_bytes_of(self, version: FileVersion) -> None:
+        """Raises StaleFileError where somebody else saw the file change while a read of *version* waited."""
+        if self.cached.version is not version and not version.keeps_bytes(self.cached.version):
+            raise StaleFileError("the file changed while it was read")
+
     async def _join(self, plan: ReadPlan, extent: Extent, offset: int, stop: int, kernel_caches: bool) -> bytes:
+        version = self.cached.version
         parts: list[bytes] = []
         position = offset
         while True:
@@ -101,6 +109,7 @@ class FileReader:
             if position >= stop:
                 return b"".join(parts)
             extent = await self._ready_extent(plan, position)
+            self._require_bytes_of(version)  # else the parts would be of two versions
 
     def _schedule(self, plan: ReadPlan) -> None:
         """Start what the plan reads ahead; the chunk that the request itself waits for goes first and at once."""
@@ -124,9 +133,10 @@ class FileReader:
                 await extent.settled.wait()
             if extent.state is ExtentState.READY:
                 return extent
-            if isinstance(extent.error, TurboError):
+            if isinstance(extent.error, TurboError) and extent.fetched_through is self.source_file:
                 raise extent.error
-            # Given up with the request that ran it, dropped for memory, or of a version that is gone: look again.
+            # Given up with the request that ran it, dropped for memory, of a version that is gone, or failed through
+            # another open of the file, which may have been closed since: look again.
 
     async def _fetch_gap(self, plan: ReadPlan, position: int) -> Extent:
         stop = plan.demand.stop

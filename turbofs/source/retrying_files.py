@@ -41,6 +41,7 @@ class RetryingFile(SourceFile):
         self._retrier = retrier
         self._reopen = reopen
         self._reopening = trio.Lock()
+        self._closed = False
         self.version = file.version
 
     async def read_into(self, offset: int, buffer: memoryview) -> int:
@@ -61,6 +62,7 @@ class RetryingFile(SourceFile):
         return self.version
 
     async def aclose(self) -> None:
+        self._closed = True
         await self._handle.retire()
 
     async def read_once(self, offset: int, buffer: memoryview) -> int:
@@ -81,10 +83,15 @@ class RetryingFile(SourceFile):
         async with self._reopening:
             if self._handle is not broken:
                 return
+            if self._closed:
+                raise StaleFileError(f"{self._path} was closed while it was read")
             try:
                 file = await self._reopen()
             except (NotFoundError, NotADirectoryTurboError, IsADirectoryTurboError) as error:
                 raise StaleFileError(f"{self._path} is gone, and the handle that was open on it fails") from error
+            if self._closed:  # by its owner, while read-ahead still failed: nobody would close what was opened now
+                await _say_goodbye(file.aclose)
+                raise StaleFileError(f"{self._path} was closed while it was read")
             if not self._is_same(file.version):
                 await _say_goodbye(file.aclose)
                 if self.version.strong and not file.version.strong:
