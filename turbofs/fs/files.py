@@ -37,6 +37,7 @@ class FileOpener:
         self._config = config
         self._metrics = metrics
         self._cached: dict[str, CachedFile] = {}
+        self._forget_at = _MOST_IDLE_FILES
 
     async def open(self, inode: Inode) -> tuple[ReadHandle, bool]:
         """A handle, and whether the pages that the kernel keeps of this inode are still right.
@@ -110,7 +111,8 @@ class FileOpener:
         other = inode.reader
         if other is not None and other.users and other.version.strong and other.version == source_file.version:
             await source_file.aclose()  # somebody else opened the same version while this waited
-            return other
+            # That one may have been closed by now, and would fail every read.
+            return other if inode.reader is other else await self._reader(inode)
         inode.reader = FileReader(source_file, self._cached_file(source_file), self._fetcher, self._metrics)
         return inode.reader
 
@@ -142,9 +144,11 @@ class FileOpener:
         return cached
 
     def _forget_idle(self) -> None:
-        if len(self._cached) < _MOST_IDLE_FILES:
+        if len(self._cached) < self._forget_at:
             return
         in_use = {inode.reader.cached for inode in self._table if inode.reader is not None}
         for file_id, cached in list(self._cached.items()):
             if cached not in in_use and not cached.extents():
                 del self._cached[file_id]
+        # What is left has cached bytes: looking through it again at each open would be quadratic.
+        self._forget_at = max(_MOST_IDLE_FILES, 2 * len(self._cached))

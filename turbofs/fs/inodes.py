@@ -150,6 +150,7 @@ class InodeTable:
             return False
         if not inode.detached:
             self._unlist(parent, inode.name)
+            inode.detached = True  # whoever still refers to it must not take the name from its next inode
         parent.children -= 1
         self.drop_unused(parent)
         return True

@@ -113,11 +113,19 @@ class NameService:
             elif _change(known, seen) is Change.REPLACED:
                 self._table.detach(known)
             else:
+                known.open_handles += 1  # the kernel may forget it while the source is asked
                 try:
                     await self.advance(known, seen)
-                except StaleFileError:
+                except BaseException as error:
+                    known.open_handles -= 1
+                    self._table.drop_unused(known)
+                    if not isinstance(error, StaleFileError):
+                        raise
                     continue  # what is open is not that file any more: the name gets an inode of its own
-                return known
+                known.open_handles -= 1
+                if not known.detached:
+                    return known
+                self._table.drop_unused(known)
 
     async def advance(self, inode: Inode, seen: Attributes) -> None:
         """*inode* is the same file, grown or touched: go on with its new version."""
