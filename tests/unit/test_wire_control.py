@@ -61,7 +61,7 @@ class Files:
         self.folder, self.events, self.jobs, self.hints = folder, EventBus(), [], []
         self.level = "persisted"
 
-    def status(self):
+    def status(self, caller):
         return {"inodes": 1}
 
     async def file_status(self, path, caller):
@@ -187,12 +187,14 @@ async def test_a_prefetch_can_be_waited_for_and_cancelled(path, files):
             await call(path, "cancel", {"job": 99})
 
 
-async def test_only_its_owner_and_root_cancel_a_job(files):
+async def test_only_its_owner_and_root_wait_for_a_job_and_cancel_it(files):
     handler = ops(files)
     mine, other, root = Caller(1000, 1000, 1), Caller(1001, 1001, 1), Caller(0, 0, 1)
     await handler.handle(codec.Request(1, "prefetch", {"path": "/a"}), mine)
     with pytest.raises(NotPermittedError):
         await handler.handle(codec.Request(2, "cancel", {"job": 1}), other)
+    with pytest.raises(NotPermittedError):  # its answer would tell the path
+        await handler.handle(codec.Request(2, "wait", {"job": 1, "timeout_s": 0}), other)
     await handler.handle(codec.Request(3, "cancel", {"job": 1}), mine)
     await handler.handle(codec.Request(4, "cancel", {"job": 1}), root)
 
@@ -281,25 +283,41 @@ async def test_wrong_arguments_are_refused(files, op, args):
 # --- events
 
 
+async def test_events_reach_whom_they_concern():
+    bus, me = EventBus(), os.geteuid()
+    stranger, owner, root, mount = (bus.subscribe(uid) for uid in (me + 2, me + 1, 0, me))
+    bus.publish("prefetch_started", owner_uid=me + 1, path="/private/f")
+    for channel in (owner, root, mount):
+        assert channel.receive_nowait() == {"event": "prefetch_started", "path": "/private/f"}
+    with pytest.raises(trio.WouldBlock):
+        stranger.receive_nowait()
+    for channel in (stranger, owner, root):
+        channel.close()
+    latest = bus.subscribe(me)
+    assert bus.subscribers == 2
+    latest.close()
+    mount.close()
+
+
 async def test_subscribers_get_events_and_a_slow_one_is_cut_off(path, files):
     async with serving(path, ops(files), Limits(frame_s=0.2)):
         slow, fast = await raw(path), await raw(path)
         for stream in (slow, fast):
             await stream.send(codec.encode({"id": 1, "op": "subscribe"}))
             assert (await receive(stream))["ok"] is True
-        files.events.publish("hello", number=1)
+        files.events.publish("hello", owner_uid=os.getuid(), number=1)
         assert await receive(fast) == {"event": "hello", "number": 1}
         while files.events.subscribers == 2:
-            files.events.publish("flood", text="x" * 60_000)
+            files.events.publish("flood", owner_uid=os.getuid(), text="x" * 60_000)
             await receive(fast)
-        files.events.publish("still here")
+        files.events.publish("still here", owner_uid=os.getuid())
         while (await receive(fast))["event"] == "flood":
             pass
         assert await call(path, "ping")
         slow.close()
         fast.close()
         while files.events.subscribers:
-            files.events.publish("anybody?")
+            files.events.publish("anybody?", owner_uid=os.getuid())
             await trio.sleep(0.01)
 
 
@@ -318,7 +336,7 @@ async def test_the_client_yields_events_until_the_daemon_ends(path, files):
 
         nursery.start_soon(collect)
         while True:
-            files.events.publish("tick")
+            files.events.publish("tick", owner_uid=os.getuid())
             await trio.sleep(0.01)
     assert [event["event"] for event in found] == ["tick", "tick"]
 

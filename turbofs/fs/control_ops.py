@@ -1,7 +1,7 @@
 """What the control socket's operations mean: checks the arguments, asks the file system, shapes the answer.
 
 Everybody may ask for status; hints, prefetches and `open` are for those who may read the file (the file system
-checks); a job is cancelled by whoever started it, or root.
+checks); a job is waited for and cancelled by whoever started it, the mount's own user, or root.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from turbofs.errors import (
     TurboError,
 )
 from turbofs.fs.events import EventBus
+from turbofs.fs.permissions import oversees
 from turbofs.model import ByteRange, Caller
 from turbofs.wire.control_codec import Request
 from turbofs.wire.control_server import Answer
@@ -39,7 +40,7 @@ _T = TypeVar("_T")
 
 
 class PrefetchJob(Protocol):
-    """A prefetch in the background. `state` is running, done, failed or cancelled."""
+    """A prefetch in the background. `state` is running, done, partial, failed or cancelled."""
 
     @property
     def id(self) -> int: ...
@@ -62,7 +63,7 @@ class PrefetchJob(Protocol):
 class ControlledFileSystem(Protocol):
     """The part of the file system that the control socket reaches."""
 
-    def status(self) -> dict[str, object]: ...
+    def status(self, caller: Caller | None) -> dict[str, object]: ...
     async def file_status(self, path: str, caller: Caller) -> dict[str, object]: ...
     async def set_hint(self, path: str, name: str, value: bytes, caller: Caller) -> None: ...
     async def start_prefetch(self, path: str, ranges: Sequence[ByteRange] | None, caller: Caller) -> PrefetchJob: ...
@@ -112,7 +113,7 @@ class ControlOps:
         arguments.none_left()
         if path is not None:
             return Answer(await self._filesystem.file_status(path, caller))
-        return Answer({"daemon": dict(self._identity)} | self._filesystem.status())
+        return Answer({"daemon": dict(self._identity)} | self._filesystem.status(caller))
 
     async def _hint(self, arguments: _Arguments, caller: Caller) -> Answer:
         path, name = arguments.path(), arguments.take("name", str)
@@ -130,10 +131,8 @@ class ControlOps:
         return Answer(_job_document(job))
 
     async def _cancel(self, arguments: _Arguments, caller: Caller) -> Answer:
-        job, owner = self._job(arguments.take("job", int))
+        job = self._job(arguments.take("job", int), caller)
         arguments.none_left()
-        if caller.uid not in {0, owner}:
-            raise NotPermittedError(f"job {job.id} is user {owner}'s", advice="its owner and root may cancel it")
         job.cancel()
         return Answer(_job_document(job))
 
@@ -143,7 +142,7 @@ class ControlOps:
         job_id = arguments.take_optional("job", int)
         if job_id is not None:
             arguments.none_left()
-            job, _ = self._job(job_id)
+            job = self._job(job_id, caller)
             with trio.move_on_after(timeout_s):
                 await job.wait()
             return Answer(_job_document(job))
@@ -171,14 +170,19 @@ class ControlOps:
         arguments.none_left()
         return Answer({"path": path}, descriptor=await self._filesystem.local_descriptor(path, caller))
 
-    async def _subscribe(self, arguments: _Arguments, _caller: Caller) -> Answer:
+    async def _subscribe(self, arguments: _Arguments, caller: Caller) -> Answer:
         arguments.none_left()
-        return Answer(events=self._filesystem.events.subscribe())
+        return Answer(events=self._filesystem.events.subscribe(caller.uid))
 
-    def _job(self, job_id: int) -> tuple[PrefetchJob, int]:
+    def _job(self, job_id: int, caller: Caller) -> PrefetchJob:
         if job_id not in self._jobs:
             raise NotFoundError(f"no job {job_id}", advice="finished jobs are forgotten after a while")
-        return self._jobs[job_id]
+        job, owner = self._jobs[job_id]
+        if not oversees(caller.uid, owner):
+            raise NotPermittedError(
+                f"job {job.id} is user {owner}'s", advice="its owner and root may wait for it and cancel it"
+            )
+        return job
 
     def _forget_finished(self) -> None:
         finished = [job_id for job_id, (job, _) in self._jobs.items() if job.state != "running"]
@@ -224,7 +228,7 @@ class _Arguments:
             return None
         try:
             return [ByteRange(int(start), int(stop)) for start, stop in pairs]
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ProtocolError(f"`ranges` must be pairs [start, stop) of bytes: {error}") from error
 
     def none_left(self) -> None:

@@ -199,8 +199,9 @@ class FileSystem:
         """From memory: `df` works while the source is down."""
         return self._space.latest
 
-    def status(self) -> dict[str, object]:
-        return self.reports.mount()
+    def status(self, caller: Caller | None = None) -> dict[str, object]:
+        """What *caller* may know of the mount; without one, what anybody may."""
+        return self.reports.mount(caller.uid if caller is not None else None)
 
     async def file_status(self, path: str, caller: Caller) -> dict[str, object]:
         return await self.reports.file(path, caller)

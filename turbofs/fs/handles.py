@@ -46,8 +46,8 @@ class _NextBatch:
 
     def __init__(self, listing: Listing, background: Background) -> None:
         self.asked_at = time.monotonic()
-        self._entries: Sequence[DirectoryEntry] = ()
-        self._error: TurboError | None = None
+        self._entries: Sequence[DirectoryEntry] | None = None
+        self.error: TurboError | None = None
         self._ended = trio.Event()
         self._scope = trio.CancelScope()
         background.start_soon(self._fetch, listing)
@@ -57,14 +57,16 @@ class _NextBatch:
             with self._scope:
                 self._entries = await listing.next_batch()
         except TurboError as error:
-            self._error = error
+            self.error = error
         finally:
             self._ended.set()
 
     async def take(self) -> Sequence[DirectoryEntry]:
         await self._ended.wait()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
+        if self._entries is None:
+            raise TurboError("the listing was cut off")  # an empty batch would say that the directory ends here
         return self._entries
 
     async def aclose(self) -> None:
@@ -114,7 +116,12 @@ class DirectoryHandle:
         if self._next is None:
             self._next = _NextBatch(self._listing, background)
         following = self._next
-        batch = await following.take()
+        try:
+            batch = await following.take()
+        except TurboError:
+            if following.error is not None:
+                self._next = None  # who tries again asks the source again
+            raise
         self.batch_at = following.asked_at
         self._next = _NextBatch(self._listing, background) if batch else None
         if not batch:

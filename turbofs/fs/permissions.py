@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from turbofs.errors import AccessDeniedError
@@ -34,6 +35,14 @@ def require(caller: Caller, uid: int, gid: int, mode: int, wanted: int, path: st
             f"user {caller.uid} may not {'read' if wanted & READ else 'search'} {path}",
             advice="ask its owner for permission; mode bits are those of the source",
         )
+
+
+def oversees(uid: int, owner_uid: int) -> bool:
+    """Whether *uid* may know and end what *owner_uid* asked this mount to do in the background.
+
+    Its paths may lie where others may not search. Root and the mount's own user could see all of it anyway.
+    """
+    return uid in {0, owner_uid, os.geteuid()}
 
 
 def supplementary_groups(pid: int) -> frozenset[int]:

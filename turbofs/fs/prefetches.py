@@ -112,12 +112,12 @@ class Prefetches:
             job.cancel()
 
     async def _run(self, job: PrefetchJob, handle: ReadHandle) -> None:
-        self._events.publish("prefetch_started", **job.as_dict())
+        self._events.publish("prefetch_started", owner_uid=job.owner_uid, **job.as_dict())
         try:
             await job.run(handle.reader, self._fetcher, self._extent_bytes)
         finally:
             self._metrics.prefetch_fetched_bytes.inc(job.done_bytes)
-            self._events.publish("prefetch_ended", **job.as_dict())
+            self._events.publish("prefetch_ended", owner_uid=job.owner_uid, **job.as_dict())
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
                 await self._files.close(handle)
 

@@ -15,16 +15,18 @@ from turbofs.fs.files import FileOpener
 from turbofs.fs.handles import HandleTable
 from turbofs.fs.hint_store import HintStore
 from turbofs.fs.inodes import Inode
-from turbofs.fs.permissions import READ
+from turbofs.fs.permissions import READ, oversees
 from turbofs.fs.prefetches import Prefetches
 from turbofs.fs.space import SpaceKeeper
 from turbofs.fs.tree import Tree
 from turbofs.metrics import Metrics
 from turbofs.model import Caller
 from turbofs.read.extent_cache import CachedFile, ExtentCache, ExtentState
+from turbofs.read.prefetch_job import PrefetchJob
 from turbofs.source.base import Source
 
 _LONGEST_HINT_SHOWN = 4096
+_LONGEST_ERROR_SHOWN = 512
 
 
 class Reports:
@@ -68,8 +70,8 @@ class Reports:
         self._evictions_told = cache["evictions"]
         return self._metrics.render()
 
-    def mount(self) -> dict[str, object]:
-        """The whole mount as one JSON-able document."""
+    def mount(self, uid: int | None = None) -> dict[str, object]:
+        """The whole mount as one JSON-able document, for the user *uid* (None: anybody)."""
         space = self._space.latest
         return {
             "version": __version__,
@@ -80,7 +82,7 @@ class Reports:
             "inodes": len(self._tree.table),
             "open_handles": len(self._handles),
             "cache": self._cache.statistics(),
-            "prefetches": [job.as_dict() for job in self._prefetches.running()],
+            "prefetches": [_job_for(uid, job) for job in self._prefetches.running()],
             "hints": self._hints.statistics(),
             "space": {"total_bytes": space.total_bytes, "free_bytes": space.free_bytes},
             "notes": list(self.notes),
@@ -108,7 +110,7 @@ class Reports:
             "blake3": digest,
             "open_handles": self._handles.open_on(inode),
             "hints": self._effective_hints(path, caller),
-            "prefetches": [job.as_dict() for job in self._prefetches.of(path)[-8:]],
+            "prefetches": [_brief(job) for job in self._prefetches.of(path)[-8:]],
             "last_error": self._hints.last_error(path, caller.uid),
             "cached_ranges": [[r.start, r.stop] for r in cached.ready_ranges()] if cached is not None else [],
         }
@@ -175,3 +177,18 @@ class Reports:
         if len(value) > _LONGEST_HINT_SHOWN:  # whole where it is set; here it must not crowd out the rest
             value = value[:_LONGEST_HINT_SHOWN] + "…"
         return {"user.turbofs.prefetch": {"value": value, "set_on": found.path, "own": found.own}}
+
+
+def _brief(job: PrefetchJob) -> dict[str, object]:
+    """A job in the document of its own file, which has a largest size."""
+    document = job.as_dict()
+    del document["path"]
+    document["error"] = job.error and job.error[:_LONGEST_ERROR_SHOWN]
+    return document
+
+
+def _job_for(uid: int | None, job: PrefetchJob) -> dict[str, object]:
+    document = job.as_dict()
+    if uid is None or not oversees(uid, job.owner_uid):
+        del document["path"], document["error"]  # names may lie where others may not search
+    return document

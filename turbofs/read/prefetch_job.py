@@ -64,7 +64,10 @@ class PrefetchJob:
         }
 
     async def run(self, reader: FileReader, fetcher: Fetcher, largest_bytes: int) -> None:
-        """Fetch all ranges through *fetcher* in extents of at most *largest_bytes* (a power of two). Never raises."""
+        """Fetch all ranges through *fetcher* in extents of at most *largest_bytes* (a power of two).
+
+        Raises no TurboError: `state` and `error` tell.
+        """
         try:
             with self._scope:
                 await self._run(reader, fetcher, largest_bytes)
@@ -75,6 +78,10 @@ class PrefetchJob:
             self.error = str(error)
         except trio.Cancelled:
             self.state = JobState.CANCELLED
+            raise
+        except BaseException as error:
+            self.state = JobState.FAILED
+            self.error = f"a defect of TurboFS, see the daemon's log: {error!r}"
             raise
         finally:
             self._ended.set()

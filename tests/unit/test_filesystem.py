@@ -1,20 +1,23 @@
-"""Names and inodes where the kernel forgets, and others open and close, while the source is asked."""
+"""The file system without FUSE, where others act while the source is asked; and what it tells to whom."""
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 import trio
 
 from turbofs.config import Config, FsConfig, MountConfig, ReadConfig, SourceConfig
+from turbofs.errors import SourceUnavailableError
 from turbofs.fs.filesystem import FileSystem
 from turbofs.fs.hint_store import HintStore
-from turbofs.fs.inodes import ROOT_NUMBER, InodeTable
+from turbofs.fs.inodes import ROOT_NUMBER, Inode, InodeTable
 from turbofs.metrics import Metrics
 from turbofs.model import Caller
 from turbofs.source.file import FileSource
 from turbofs.source.memory import MemorySource
+from turbofs.testing.faulty import Fault, FaultySource
 from turbofs.testing.slow import SlowSource
 
 ME = Caller(os.getuid(), os.getgid(), os.getpid())
@@ -93,3 +96,52 @@ async def test_an_open_that_loses_a_race_does_not_get_a_reader_that_is_closed(mo
     assert inode.reader is None
     assert inode.open_handles == 0
     await mounted.source.aclose()
+
+
+async def test_a_listing_whose_batch_failed_goes_on_where_it_was(mounted):
+    for number in range(2500):
+        mounted.memory.put(f"/{number:04}", b"")
+    faulty = FaultySource(mounted.memory, Fault(acts=frozenset({"next_batch"}), nth=frozenset({2})))
+    mounted.source = faulty
+    fs = await mounted.start()
+    handle = await fs.opendir(ROOT_NUMBER, ME)
+    names, offsets = [], [0]
+
+    def emit(name: bytes, _inode: Inode, offset: int) -> bool:
+        names.append(name)
+        offsets.append(offset)
+        return True
+
+    with pytest.raises(SourceUnavailableError):
+        await fs.readdir(handle, 0, emit)
+    assert len(names) == 1002
+    await fs.readdir(handle, offsets[-1], emit)
+    assert names[2:] == [b"%04d" % number for number in range(2500)]
+
+
+async def test_the_status_of_a_file_whose_path_is_long_fits_into_an_attribute(mounted):
+    path = "/".join(["", *(["ü" * 100] * 15)])
+    for depth in range(2, 16):
+        await mounted.memory.make_directory("/".join(path.split("/")[:depth]))
+    mounted.memory.put(path, b"x")
+    fs = await mounted.start()
+    for _ in range(8):
+        await (await fs.start_prefetch(path, None, ME)).wait()
+    number = ROOT_NUMBER
+    for name in path.split("/")[1:]:
+        number = (await fs.lookup(number, name.encode(), ME)).number
+    document = json.loads(await fs.getxattr(number, b"user.turbofs.status", ME))
+    assert document["path"] == path
+    assert len(document["prefetches"]) == 8
+
+
+async def test_the_status_of_the_mount_shows_paths_to_whom_they_concern(mounted):
+    mounted.memory.put("/f", b"x" * MIB)
+    fs = await mounted.start()
+    await mounted.source.hold({"read"})
+    job = await fs.start_prefetch("/f", None, ME)
+    stranger = Caller(ME.uid + 1, ME.gid + 1, 1)
+    told = {caller: fs.status(caller)["prefetches"][0] for caller in (ME, Caller(0, 0, 1), stranger, None)}
+    assert [document.get("path") for document in told.values()] == ["/f", "/f", None, None]
+    await mounted.source.release()
+    await job.wait()
