@@ -164,10 +164,7 @@ class InodeTable:
     def _new_number(self, parent: Inode, name: str) -> int:
         # The product spreads directories over 63 bits, the checksum names over 32: a listing does this for each name.
         first = self._generations.get((parent.number, name), 0) if self._generations else 0
-        number = (parent.number + first) * _SPREAD + crc32(name.encode("utf-8", "surrogateescape"))
-        for _ in range(1 << 20):
-            number &= _NUMBER_MASK
-            if number > ROOT_NUMBER and number not in self._by_number:
-                return number
-            number += _SPREAD
-        raise AssertionError("no free inode number in a million tries")
+        number = (parent.number + first) * _SPREAD + crc32(name.encode("utf-8", "surrogateescape")) & _NUMBER_MASK
+        while number <= ROOT_NUMBER or number in self._by_number:
+            number = number + _SPREAD & _NUMBER_MASK
+        return number

@@ -140,6 +140,7 @@ class Operations(pyfuse3.Operations):
 
     @request("readdir")
     async def readdir(self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        entry = pyfuse3.EntryAttributes()
         owners: dict[tuple[str | int, str | int], tuple[int, int]] = {}  # few in one directory, however long it is
 
         def emit(name: bytes, inode: Inode, next_id: int) -> bool:
@@ -148,7 +149,7 @@ class Operations(pyfuse3.Operations):
             ids = owners.get(key)
             if ids is None:
                 ids = owners[key] = self.filesystem.tree.owner_of(attributes)
-            entry = entry_attributes(inode, ids[0], ids[1], self._timeout_s)
+            entry_attributes(inode, ids[0], ids[1], self._timeout_s, entry)
             return pyfuse3.readdir_reply(token, name, entry, next_id)
 
         await self.filesystem.readdir(fh, start_id, emit)

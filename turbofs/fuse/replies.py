@@ -20,8 +20,13 @@ _UNLIMITED_BYTES = 1 << 50
 _UNLIMITED_FILES = 1 << 30
 
 
-def entry_attributes(inode: Inode, uid: int, gid: int, timeout_s: float) -> pyfuse3.EntryAttributes:
-    """The reply to lookup, getattr and readdirplus. What depends on the caller is not cached by the kernel."""
+def entry_attributes(
+    inode: Inode, uid: int, gid: int, timeout_s: float, entry: pyfuse3.EntryAttributes | None = None
+) -> pyfuse3.EntryAttributes:
+    """The reply to lookup, getattr and readdirplus. What depends on the caller is not cached by the kernel.
+
+    *entry* is used again where it is given: a listing copies each into its reply at once.
+    """
     attributes = inode.attributes
     kind, version = attributes.kind, attributes.version
     if kind is FileKind.DIRECTORY:
@@ -31,7 +36,8 @@ def entry_attributes(inode: Inode, uid: int, gid: int, timeout_s: float) -> pyfu
     else:
         # A device or socket of a local tree is shown, and cannot be opened: its type without its number would mislead.
         type_bits = stat.S_IFREG
-    entry = pyfuse3.EntryAttributes()
+    if entry is None:
+        entry = pyfuse3.EntryAttributes()
     entry.st_ino = pyfuse3.InodeT(inode.number)
     entry.st_mode = pyfuse3.ModeT(type_bits | attributes.mode)
     entry.st_nlink = 0 if inode.detached else attributes.link_count

@@ -13,7 +13,7 @@ from turbofs.model import ROOT, DirectoryEntry
 from turbofs.source.base import Listing
 from turbofs.source.hdfs.connection import Connection
 from turbofs.source.hdfs.errors import translated
-from turbofs.source.hdfs.native import attributes_of
+from turbofs.source.hdfs.native import entry_of
 
 BATCH = 1000
 """dfs.ls.limit's default: a batch costs the NameNode one answer."""
@@ -57,8 +57,8 @@ class HdfsListing(Listing):
 
     def _take(self, statuses: Iterator[hdfs_native.FileStatus]) -> list[DirectoryEntry]:
         with translated("list", self._shown):
-            taken = [(status.path, status) for status in islice(statuses, BATCH)]
-        if len(taken) == 1 and taken[0][0] == self._where:
+            taken = list(islice(statuses, BATCH))
+        if len(taken) == 1 and taken[0].path == self._where:
             raise NotADirectoryTurboError(f"{self._shown} is a file")  # HDFS lists a file as itself
         start = self._prefix_length
-        return [DirectoryEntry(path[start:], attributes_of(status)) for path, status in taken]
+        return [entry_of(status, start) for status in taken]
