@@ -77,7 +77,6 @@ async def test_a_root_with_unusual_characters(tmp_path):
     (root / "f").write_bytes(b"f")
     async with connected(root) as source:
         assert await read_file(source, "/f") == b"f"
-        assert source.local_path("/f") == str(root / "f")
 
 
 async def test_before_connecting_and_after_closing(tmp_path):
@@ -361,7 +360,27 @@ async def test_names_are_synced_after_a_rename(source, monkeypatch):
     await write_file(source, "/f", b"f")
     synced.clear()
     await source.rename("/f", "/d/f", replace=True)
-    assert sorted(synced) == sorted([os.stat(source.local_path("/d")).st_ino, os.stat(source.local_path("/")).st_ino])
+    attributes = [await source.stat("/d"), await source.stat("/")]
+    assert sorted(synced) == sorted(int(each.version.file_id.split(":")[1]) for each in attributes)
+
+
+async def test_a_local_descriptor_is_of_the_file_that_was_looked_at(tmp_path):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/f").write_bytes(b"secret")
+    (tmp_path / "tree/d").mkdir(parents=True)
+    (tmp_path / "tree/d/f").write_bytes(b"public")
+    async with connected(tmp_path / "tree") as source:
+        seen = (await source.stat("/d/f")).version
+        with open(await source.open_local("/d/f", seen), "rb") as file:
+            assert file.read() == b"public"
+        (tmp_path / "tree/d/f").rename(tmp_path / "tree/d/g")
+        os.link(tmp_path / "outside/f", tmp_path / "tree/d/f")
+        with pytest.raises(StaleFileError):
+            await source.open_local("/d/f", seen)
+        (tmp_path / "tree/d").rename(tmp_path / "tree/e")
+        (tmp_path / "tree/d").symlink_to(tmp_path / "outside")
+        with pytest.raises(TurboError):
+            await source.open_local("/d/f", (await source.stat("/e/f")).version)
 
 
 def test_a_directory_that_cannot_be_synced_is_not_an_error(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import trio
@@ -162,12 +161,11 @@ class Reports:
         """A read-only descriptor of a complete local copy; the caller of this closes it. Raises NotSupportedError."""
         inode = await self._tree.resolve(path, caller, wanted=READ)
         try:
-            local = self._source.local_path(inode.path)
+            if inode.virtual is not None:
+                raise NotSupportedError(f"{path} is made by the mount", advice="read it through the mount")
+            return await self._source.open_local(inode.path, inode.attributes.version)
         finally:
             self._tree.give_back(inode)
-        if local is None:
-            raise NotSupportedError(f"no complete local copy of {path}", advice="read it through the mount")
-        return await trio.to_thread.run_sync(os.open, local, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
     def _effective_hints(self, path: str, caller: Caller) -> dict[str, object]:
         found = self._hints.effective(path, "user.turbofs.prefetch", uid=caller.uid)

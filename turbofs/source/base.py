@@ -149,9 +149,13 @@ class Source(ABC):
     async def readlink(self, path: str) -> str:
         raise self._unsupported("links", path)
 
-    def local_path(self, path: str) -> str | None:
-        """Where the bytes of *path* are a plain local file: its path on this machine, unchecked; else None."""
-        return None
+    async def open_local(self, path: str, version: FileVersion) -> int:
+        """A read-only descriptor of the plain local file that *path* is, which the caller closes.
+
+        Raises NotSupportedError where bytes live elsewhere, StaleFileError where the file is not *version* any more:
+        whoever asks has checked permissions of that one.
+        """
+        raise self._unsupported("local descriptors", path)
 
     async def space(self) -> Space:
         raise self._unsupported("space", "/")

@@ -25,12 +25,12 @@ from turbofs.errors import (
     IsADirectoryTurboError,
     NotSupportedError,
     SourceUnavailableError,
+    StaleFileError,
 )
-from turbofs.model import AttributeChange, Attributes, Space
+from turbofs.model import AttributeChange, Attributes, Change, FileVersion, Space
 from turbofs.source.at_calls import parent_of, rename_no_replace, sync_directory
 from turbofs.source.base import Capability, Listing, Source, SourceFile, SourceWriter
-from turbofs.source.checks import components
-from turbofs.source.local_files import LocalFile, LocalListing, LocalWriter, attributes_of
+from turbofs.source.local_files import LocalFile, LocalListing, LocalWriter, attributes_of, version_of
 from turbofs.source.os_errors import translated
 from turbofs.source.threads import abandonable
 from turbofs.source.uri import parse_source_uri
@@ -69,9 +69,6 @@ class FileSource(Source):
             os.close(root)
         await trio.lowlevel.checkpoint()
 
-    def local_path(self, path: str) -> str | None:
-        return os.path.join(self._top, *components(path))
-
     # --- reading
 
     async def stat(self, path: str) -> Attributes:
@@ -82,6 +79,9 @@ class FileSource(Source):
 
     async def open(self, path: str) -> SourceFile:
         return await self._call("open", path, partial(self._open_file, path), dispose=LocalFile.close)
+
+    async def open_local(self, path: str, version: FileVersion) -> int:
+        return await self._call("open", path, partial(self._open_version, path, version), dispose=os.close)
 
     async def readlink(self, path: str) -> str:
         return await self._call("read the link", path, partial(self._readlink, path))
@@ -167,6 +167,16 @@ class FileSource(Source):
                 os.close(fd)
                 raise
             return fd
+
+    def _open_version(self, path: str, version: FileVersion) -> int:
+        fd = self._open(path, _READ_FLAGS)
+        try:
+            if version.compare(version_of(os.fstat(fd))) is not Change.SAME:
+                raise StaleFileError(f"{path} was changed or replaced just now")
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
 
     def _open_file(self, path: str) -> LocalFile:
         return LocalFile(self._open(path, _READ_FLAGS), path, self._limiter)

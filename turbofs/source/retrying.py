@@ -94,8 +94,8 @@ class RetryingSource(Source):
     async def readlink(self, path: str) -> str:
         return await self._retrier.run("read the link", path, lambda: self.inner.readlink(path))
 
-    def local_path(self, path: str) -> str | None:
-        return self.inner.local_path(path)
+    async def open_local(self, path: str, version: FileVersion) -> int:
+        return await self._retrier.run("open", path, lambda: self.inner.open_local(path, version))
 
     async def space(self) -> Space:
         return await self._retrier.run("ask for the space of", "/", self.inner.space)

@@ -54,8 +54,8 @@ class DelegatingSource(Source):
     async def readlink(self, path: str) -> str:
         return await self.around("readlink", path, lambda: self.inner.readlink(path))
 
-    def local_path(self, path: str) -> str | None:
-        return self.inner.local_path(path)
+    async def open_local(self, path: str, version: FileVersion) -> int:
+        return await self.inner.open_local(path, version)
 
     async def space(self) -> Space:
         return await self.around("space", "/", self.inner.space)
