@@ -6,7 +6,8 @@ a while (1 s, doubling up to 30 s), and callers are told at once that it is down
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -62,32 +63,35 @@ class WebHdfs:
     async def status(self, path: str, shown: str) -> Attributes:
         """Attributes with a strong version (one round trip, 2 to 3 ms)."""
         reply = await self._json("GETFILESTATUS", path, shown)
-        return _attributes(reply["FileStatus"])
+        with self._understood():
+            return _attributes(reply["FileStatus"])
 
     async def under_construction(self, path: str, shown: str) -> bool:
         """Whether some client has the file open for writing."""
         reply = await self._json("GET_BLOCK_LOCATIONS", path, shown, {"offset": 0, "length": 1})
-        return bool(reply["LocatedBlocks"]["isUnderConstruction"])
+        with self._understood():
+            return bool(reply["LocatedBlocks"]["isUnderConstruction"])
 
     async def block_locations(self, path: str, shown: str, wanted: ByteRange) -> list[BlockLocation]:
         parameters = {"offset": wanted.start, "length": wanted.length}
         reply = await self._json("GETFILEBLOCKLOCATIONS", path, shown, parameters)
-        blocks = reply["BlockLocations"].get("BlockLocation", [])
-        return [
-            BlockLocation(ByteRange(block["offset"], block["offset"] + block["length"]), tuple(block["hosts"]))
-            for block in blocks
-        ]
+        with self._understood():
+            return [
+                BlockLocation(ByteRange(block["offset"], block["offset"] + block["length"]), tuple(block["hosts"]))
+                for block in reply["BlockLocations"].get("BlockLocation", [])
+            ]
 
     async def space(self) -> Space:
         """Raw capacity of all DataNodes, every replica counted, as `hdfs dfsadmin -report` shows it."""
         bean = await self._jmx("Hadoop:service=NameNode,name=FSNamesystemState")
-        limit = int(bean.get("MaxObjects", 0)) or None  # 0: the NameNode has no limit of names
-        return Space(
-            total_bytes=int(bean["CapacityTotal"]),
-            free_bytes=int(bean["CapacityRemaining"]),
-            total_files=limit,
-            free_files=None if limit is None else max(0, limit - int(bean["FilesTotal"])),
-        )
+        with self._understood():
+            limit = int(bean.get("MaxObjects", 0)) or None  # 0: the NameNode has no limit of names
+            return Space(
+                total_bytes=int(bean["CapacityTotal"]),
+                free_bytes=int(bean["CapacityRemaining"]),
+                total_files=limit,
+                free_files=None if limit is None else max(0, limit - int(bean["FilesTotal"])),
+            )
 
     async def read_into(
         self, path: str, shown: str, offset: int, buffer: memoryview, avoid: set[str], stall_s: float
@@ -101,18 +105,20 @@ class WebHdfs:
         parameters: dict[str, str | int] = {"offset": offset, "length": len(buffer), "noredirect": "true"}
         if avoid:
             parameters["excludedatanodes"] = ",".join(sorted(avoid))
-        location = str((await self._json("OPEN", path, shown, parameters))["Location"])
+        reply = await self._json("OPEN", path, shown, parameters)
+        with self._understood():
+            location = str(reply["Location"])
         filled = 0
         try:
-            async with self._http().stream("GET", location, timeout=stall_s) as reply:
-                if reply.status_code != httpx.codes.OK:
-                    await reply.aread()
-                    raise _refusal(reply, "read", shown)
-                async for piece in reply.aiter_raw():
+            async with self._http().stream("GET", location, timeout=stall_s) as answer:
+                if answer.status_code != httpx.codes.OK:
+                    await answer.aread()
+                    raise _refusal(answer, "read", shown)
+                async for piece in answer.aiter_raw():
                     end = min(filled + len(piece), len(buffer))
                     buffer[filled:end] = piece[: end - filled]
                     filled = end
-        except (httpx.HTTPError, SourceUnavailableError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, SourceUnavailableError) as error:
             avoid.add(urlsplit(location).netloc)
             if not filled:
                 raise SourceUnavailableError(
@@ -144,11 +150,9 @@ class WebHdfs:
 
     async def _jmx(self, bean: str) -> dict[str, Any]:
         reply = await self._ask("/jmx", {"qry": bean}, "ask for the space of", self.address)
-        beans = reply.get("beans") or [{}]
-        if "CapacityTotal" not in beans[0]:
-            raise SourceUnavailableError(f"the NameNode at {self.address} does not tell its capacity")
-        found: dict[str, Any] = beans[0]
-        return found
+        with self._understood():
+            found: dict[str, Any] = reply["beans"][0]
+            return found
 
     async def _ask(self, url: str, parameters: Mapping[str, str | int], act: str, shown: str) -> dict[str, Any]:
         """One question to the active NameNode, or to whichever is active now."""
@@ -169,11 +173,26 @@ class WebHdfs:
                 if not isinstance(failure, SourceUnavailableError):
                     self._down_reason, self._pause_s = "", 0.0  # it answered; the answer is no
                     raise failure
-            self._active = (self._active + 1) % len(self._addresses)
+            if base == self.address:  # else another question has moved on already: follow it
+                self._active = (self._active + 1) % len(self._addresses)
+        failure = failure or SourceUnavailableError("no WebHDFS address is known")
+        self._leave_alone(failure)
+        raise failure
+
+    def _leave_alone(self, failure: TurboError) -> None:
         self._pause_s = min(max(_PAUSE_FIRST_S, 2 * self._pause_s), _PAUSE_LIMIT_S)
         self._retry_at = trio.current_time() + self._pause_s
         self._down_reason = str(failure)
-        raise failure or SourceUnavailableError("no WebHDFS address is known")
+
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """Inside, a document that lacks what it must have counts as no answer: something else listens there."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            failure = SourceUnavailableError(f"{self.address} does not answer as WebHDFS: {error!r} in its document")
+            self._leave_alone(failure)
+            raise failure from error
 
     def _require_up(self) -> None:
         if self._down_reason:
