@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 
 import pytest
 import trio
 
 from turbofs.config import Config, FsConfig, MountConfig, ReadConfig, SourceConfig
-from turbofs.errors import SourceUnavailableError
+from turbofs.errors import AccessDeniedError, SourceUnavailableError
 from turbofs.fs.filesystem import FileSystem
 from turbofs.fs.hint_store import HintStore
 from turbofs.fs.inodes import ROOT_NUMBER, Inode, InodeTable
@@ -145,3 +146,17 @@ async def test_the_status_of_the_mount_shows_paths_to_whom_they_concern(mounted)
     assert [document.get("path") for document in told.values()] == ["/f", "/f", None, None]
     await mounted.source.release()
     await job.wait()
+
+
+async def test_a_hint_that_is_refused_does_not_hold(mounted):
+    mounted.memory.put("/f", b"x")
+    mounted.source = faulty = FaultySource(
+        mounted.memory, Fault(acts=frozenset({"open"}), error=partial(AccessDeniedError, "not readable on the source"))
+    )
+    fs = await mounted.start()
+    inode = await fs.lookup(ROOT_NUMBER, b"f", ME)
+    with pytest.raises(AccessDeniedError):
+        await fs.setxattr(inode.number, b"user.turbofs.prefetch", b"all", ME)
+    faulty.faults.clear()
+    assert await fs.listxattr(inode.number, ME) == []
+    assert b"not readable" in await fs.getxattr(inode.number, b"user.turbofs.last_error", ME)

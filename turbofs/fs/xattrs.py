@@ -111,8 +111,8 @@ class ExtendedAttributes:
             spec = attribute_to_set(name)
             size = inode.attributes.size if inode.kind is FileKind.FILE else None
             hint = parse_hint(spec, value, size_bytes=size)
+            await self._apply(inode, hint, caller)  # first: what is refused must not hold at the next open
             self._hints.set(path, name, hint.format(), uid=caller.uid if own else None)
-            await self._apply(inode, hint, caller)
         except TurboError as error:
             self._hints.record_error(path, caller.uid, f"{error}; {error.advice}")
             self._metrics.hint_given(name if name.startswith("user.turbofs.") else "other", "refused")
