@@ -19,7 +19,7 @@ from pathlib import Path
 from turbofs.config import Config, FsConfig, MountConfig, ReadConfig, SourceConfig
 from turbofs.errors import ConfigError, InvalidRequestError
 from turbofs.limits import default_memory_bytes
-from turbofs.units import parse_duration, parse_size
+from turbofs.units import format_size, parse_duration, parse_size
 
 SYSTEM_FILE = Path("/etc/turbofs/turbofs.toml")
 _ROOMS: dict[str, type] = {"mount": MountConfig, "source": SourceConfig, "read": ReadConfig, "fs": FsConfig}
@@ -32,6 +32,8 @@ _CHOICES = {
 }
 _MAY_BE_ZERO = {("fs", "attribute_timeout"), ("fs", "owner_timeout"), ("fs", "space_refresh"), ("mount", "wait")}
 _LEAST = {("read", "memory"): 32 << 20, ("read", "extent"): 64 << 10, ("read", "first_extent"): 4 << 10}
+
+_LEAST_EXTENTS = 4  # a demanded one beside what is read ahead; see read/memory_budget.py
 
 # What mount(8), fstab and systemd add to every mount: not ours to act on, and no mistake either.
 # fmt: off
@@ -131,7 +133,7 @@ def flag_values(**flags: object) -> Values:
 def build_config(*layers: Values) -> Config:
     """One Config from *layers*, later ones winning. Raises ConfigError where no source or directory is named.
 
-    The memory budget is made definite here.
+    The memory budget is made definite here, and must hold four of the largest extents.
     """
     merged: Values = {}
     for layer in layers:
@@ -140,7 +142,15 @@ def build_config(*layers: Values) -> Config:
         if ("mount", name) not in merged:
             raise ConfigError(what, advice="use `turbofs mount SOURCE DIR`, or set it under [mount]")
     merged.setdefault(("read", "memory"), default_memory_bytes())
-    return _assemble(merged)
+    config = _assemble(merged)
+    memory_bytes, extent_bytes = config.read.memory_bytes or 0, config.read.extent_bytes
+    if memory_bytes < _LEAST_EXTENTS * extent_bytes:
+        raise ConfigError(
+            f"a memory budget of {format_size(memory_bytes)} does not hold {_LEAST_EXTENTS} extents of "
+            f"{format_size(extent_bytes)}",
+            advice="raise memory (or the cgroup's limit, of which it is a quarter by default), or lower read.extent",
+        )
+    return config
 
 
 def with_mountpoint(config: Config, mountpoint: Path) -> Config:

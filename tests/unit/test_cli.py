@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turbofs import errors, mountinfo
-from turbofs.cli import app, mount_helper, mount_point, mount_table, output, umount
+from turbofs.cli import app, background, mount_helper, mount_point, mount_table, output, umount
 from turbofs.cli.failures import exit_code, only_turbo_error
 from turbofs.cli.hint import parse_hint
 from turbofs.cli.mount_table import Located
 from turbofs.cli.notify import PipeReporter, notify_systemd
+from turbofs.config import Config, MountConfig
 from turbofs.errors import (
     BusyError,
     ConfigError,
@@ -351,3 +352,10 @@ def test_the_systemd_unit_verifies(tmp_path):
     shutil.copy(ROOT / "systemd/turbofs-mount@.service", unit)
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_log_that_cannot_be_written_is_wrong_use(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    config = Config(MountConfig("memory:", tmp_path))
+    with pytest.raises(ConfigError, match="cannot log to"):
+        background.start(config, tmp_path / "file/daemon.log", print)

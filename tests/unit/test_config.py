@@ -217,3 +217,8 @@ def test_in_a_container_whose_path_is_the_hosts_the_top_counts(tmp_path):
 
 def test_where_nothing_can_be_read_an_assumption_holds(tmp_path):
     assert memory_limit(tmp_path).origin == "an assumption"
+
+
+def test_a_budget_below_four_extents_is_refused():
+    with pytest.raises(ConfigError, match="does not hold 4 extents"):
+        settings.build_config(settings.parse_options(["memory=32MiB,read.extent=16MiB"]), PLACE)

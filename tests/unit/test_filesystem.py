@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from turbofs.config import Config, FsConfig, MountConfig, ReadConfig, SourceConfig
-from turbofs.errors import AccessDeniedError, SourceUnavailableError
+from turbofs.errors import AccessDeniedError, NotSupportedError, SourceUnavailableError
 from turbofs.fs.filesystem import FileSystem
 from turbofs.fs.hint_store import HintStore
 from turbofs.fs.inodes import ROOT_NUMBER, Inode, InodeTable
@@ -160,3 +160,14 @@ async def test_a_hint_that_is_refused_does_not_hold(mounted):
     faulty.faults.clear()
     assert await fs.listxattr(inode.number, ME) == []
     assert b"not readable" in await fs.getxattr(inode.number, b"user.turbofs.last_error", ME)
+
+
+async def test_refused_names_do_not_fill_the_metrics(mounted):
+    mounted.memory.put("/f", b"x")
+    fs = await mounted.start()
+    inode = await fs.lookup(ROOT_NUMBER, b"f", ME)
+    with pytest.raises(NotSupportedError):
+        await fs.setxattr(inode.number, b"user.turbofs.nonsense", b"1", ME)
+    text = fs.metrics.render().decode()
+    assert "nonsense" not in text
+    assert 'turbofs_hints_total{name="other",outcome="refused"} 1.0' in text

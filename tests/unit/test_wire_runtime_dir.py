@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,16 @@ def test_a_held_folder_is_busy_for_others_and_gone_afterwards(tmp_path):
             pass
     assert not folder.exists()
     assert not runtime_dir.daemon_alive(folder)
+
+
+def test_a_daemon_starts_while_a_client_tries_its_lock(tmp_path):
+    folder = runtime_dir.folder_of("/mnt/x", tmp_path)
+    folder.mkdir(mode=0o755)
+    client = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(client, fcntl.LOCK_EX)
+    threading.Timer(0.02, os.close, [client]).start()
+    with runtime_dir.held("/mnt/x", tmp_path):
+        assert runtime_dir.daemon_alive(folder)
 
 
 def test_what_a_killed_daemon_leaves_is_taken_over(tmp_path):

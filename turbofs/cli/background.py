@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -14,7 +15,7 @@ from pathlib import Path
 import turbofs.errors
 from turbofs.cli import mount_point
 from turbofs.config import Config
-from turbofs.errors import DeadlineExceededError, MountError, TurboError
+from turbofs.errors import ConfigError, DeadlineExceededError, MountError, TurboError
 from turbofs.settings import to_document
 
 _GRACE_S = 60.0  # beyond --wait: starting Python, a JVM for libhdfs, and the mount itself
@@ -26,9 +27,13 @@ def start(config: Config, log_file: Path, say: Callable[[str], None]) -> int:
 
     *say* is told what the daemon waits for. Raises what kept it from starting; then nothing of it is left.
     """
-    log_file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        log = log_file.open("ab")
+    except OSError as error:
+        raise ConfigError(f"cannot log to {log_file}: {error.strerror}", advice="set log_dir under [mount]") from error
     reading, writing = os.pipe()
-    with open(reading, "rb", closefd=True) as messages, log_file.open("ab") as log:
+    with log, open(reading, "rb", closefd=True) as messages:
         daemon = subprocess.Popen(
             [sys.executable, "-m", "turbofs.cli.daemon", str(writing)],
             stdin=subprocess.PIPE,
@@ -41,7 +46,8 @@ def start(config: Config, log_file: Path, say: Callable[[str], None]) -> int:
         os.close(writing)
         try:
             assert daemon.stdin is not None
-            with daemon.stdin as request:
+            # A daemon that died already says why in its log; the message below names that.
+            with contextlib.suppress(BrokenPipeError), daemon.stdin as request:
                 request.write(json.dumps({"config": to_document(config), "log_file": str(log_file)}).encode())
             _await_ready(messages.fileno(), config.mount.wait_s + _GRACE_S, say, log_file)
         except BaseException:

@@ -176,8 +176,10 @@ class FileSystem:
     async def releasedir(self, handle_number: int) -> None:
         handle = self._handles.directory(handle_number)
         self._handles.remove(handle_number)
-        await handle.aclose()
-        self.tree.give_back(handle.inode)
+        try:
+            await handle.aclose()
+        finally:
+            self.tree.give_back(handle.inode)
 
     # --- extended attributes
 

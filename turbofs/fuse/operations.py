@@ -96,7 +96,10 @@ class Operations(pyfuse3.Operations):
         return self._entry(await self.filesystem.lookup(parent_inode, name, _caller(ctx)))
 
     async def forget(self, inode_list: Sequence[tuple[pyfuse3.InodeT, int]]) -> None:
-        self.filesystem.forget(inode_list)
+        try:
+            self.filesystem.forget(inode_list)
+        except Exception:  # noqa: BLE001  there is no reply that could carry it, and pyfuse3 would end the mount
+            _log.exception("forget failed on a defect of TurboFS")
 
     @request("getattr")
     async def getattr(self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from turbofs.errors import BusyError, ConfigError, MountError
 
 SYSTEM_BASE = Path("/run/turbofs")
 SOCKET_NAME = "control.sock"
+_LOCK_TRIES, _LOCK_PAUSE_S = 10, 0.01  # `daemon_alive` of some client may hold the lock for an instant
 _SOCKET_PATH_LIMIT = 107  # sun_path holds 108 bytes, the last a NUL
 _NAME_LIMIT = 255
 _DIGEST_CHARACTERS = 16
@@ -151,6 +153,12 @@ def held(mountpoint: str, base: Path) -> Iterator[Path]:
         os.close(lock)
 
 
+def discard(mountpoint: str, base: Path) -> None:
+    """Remove what a dead daemon of *mountpoint* left; leaves it where a new one owns it, or where it is not ours."""
+    with contextlib.suppress(BusyError, MountError), held(mountpoint, base):
+        pass
+
+
 def write_record(folder: Path, record: MountRecord) -> None:
     """Publish *record*; readers see the old one, or all of the new one."""
     temporary = folder / "mount.json.new"
@@ -175,12 +183,16 @@ def daemon_alive(folder: Path) -> bool:
 
 
 def _lock(lock: int, folder: Path, mountpoint: str) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            time.sleep(_LOCK_PAUSE_S)
+    else:
         record = read_record(folder)
         who = f"the daemon {record.pid} ({record.source})" if record else "a daemon that is starting or ending"
-        raise BusyError(f"{who} serves {mountpoint} already", advice=f"`turbofs umount {mountpoint}` first") from None
+        raise BusyError(f"{who} serves {mountpoint} already", advice=f"`turbofs umount {mountpoint}` first")
     try:
         current = os.stat(folder / "lock").st_ino == os.fstat(lock).st_ino
     except FileNotFoundError:
