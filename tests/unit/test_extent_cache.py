@@ -72,6 +72,24 @@ def test_read_ahead_never_evicts_unread_extents_and_a_demanded_read_may() -> Non
     assert cache.statistics()["unread_evictions"] == 1
 
 
+def test_what_a_closed_file_leaves_unread_makes_room_for_read_ahead_and_hinted_bytes_do_not() -> None:
+    cache, file = _cache(), CachedFile(VERSION)
+    left = [_ready(cache, file, index * MIB, (index + 1) * MIB, demanded=False) for index in range(14)]
+    left[0].hinted = True
+    fetching = cache.add(file, 14 * MIB, 15 * MIB, demanded=True)
+    fetching.state = ExtentState.FETCHING
+    assert cache.allocate_nowait(fetching)
+    queued = cache.add(file, 15 * MIB, 16 * MIB, demanded=False)
+    cache.let_go(file)
+    cache.settle(fetching)
+    assert queued.state is ExtentState.FAILED
+    other = CachedFile(VERSION)
+    ahead = [cache.add(other, index * MIB, (index + 1) * MIB, demanded=False) for index in range(15)]
+    assert all(cache.allocate_nowait(extent) for extent in ahead)
+    assert not cache.allocate_nowait(cache.add(other, 20 * MIB, 21 * MIB, demanded=False))
+    assert left[0].state is ExtentState.READY
+
+
 def test_a_pinned_extent_stays_in_place() -> None:
     cache, file = _cache(), CachedFile(VERSION)
     extents = [_ready(cache, file, index * MIB, (index + 1) * MIB) for index in range(16)]

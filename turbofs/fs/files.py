@@ -87,6 +87,7 @@ class FileOpener:
         if not reader.users:
             if inode.reader is reader:
                 inode.reader = None
+            self._fetcher.cache.let_go(reader.cached)
             await reader.source_file.aclose()
         self._table.drop_unused(inode)
 

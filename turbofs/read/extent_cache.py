@@ -6,7 +6,7 @@ second time, as in the segmented LRU of Karedla, Love and Wherry ("Caching strat
 performance", 1994). Bytes that were read to the end through the kernel's page cache are there a second time; of those
 only the last `_BEHIND_BYTES` are kept, and their memory is used again before fresh memory is touched (a fresh GiB costs
 up to a second of page faults on a virtual machine). What was read ahead and not used yet is never evicted by more
-read-ahead, only by a demanded read that has no other way.
+read-ahead, only by a demanded read that has no other way, for as long as its file is open or a hint asked for it.
 
 All methods run on the event loop and none awaits but `allocate`: no invariant spans an await.
 """
@@ -42,11 +42,13 @@ class Extent:
     """Bytes [start, stop) of one file version. `settled` is set once it is ready or failed (`error` says why)."""
 
     __slots__ = (
+        "abandoned",
         "buffer",
         "demanded",
         "error",
         "fetched_through",
         "file",
+        "hinted",
         "pins",
         "queue",
         "settled",
@@ -69,6 +71,10 @@ class Extent:
         self.settled = trio.Event()
         self.unread = stop - start
         """Its length less all that was read of it: negative where something was read again."""
+        self.hinted = False
+        """A hint asked for it: it waits for a reader who may not have opened the file yet."""
+        self.abandoned = False
+        """Its file was closed while it was being fetched."""
         self.pins = 0
         self.queue: OrderedDict[Extent, None] | None = None
 
@@ -193,7 +199,7 @@ class ExtentCache:
             return
         if error is None:
             extent.state = ExtentState.READY
-            self._enqueue(extent, self._unread)
+            self._enqueue(extent, self._used if extent.abandoned else self._unread)
             self._wake()  # a demanded fetch may take its memory, though nobody reads it
         else:
             extent.error = error
@@ -216,6 +222,21 @@ class ExtentCache:
         for extent in file.extents():
             self.drop(extent)
         file.digest = None
+
+    def let_go(self, file: CachedFile) -> None:
+        """Nobody has *file* open any more: what its readers left unread may go as if it had been read.
+
+        Else the heads of many files would in the end leave no memory to read ahead with.
+        """
+        for extent in file.extents():
+            if extent.hinted:
+                continue
+            if extent.state is ExtentState.QUEUED:
+                self.drop(extent)
+            elif extent.queue is self._unread:
+                self._enqueue(extent, self._used)
+            else:
+                extent.abandoned = True
 
     def advance(self, file: CachedFile, version: FileVersion) -> None:
         """*file* became *version*: keep its bytes where they are still its first bytes, else forget them."""
