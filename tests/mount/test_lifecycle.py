@@ -7,6 +7,8 @@ import faulthandler
 import json
 import mmap
 import os
+import resource
+import shlex
 import signal
 import socket
 import subprocess
@@ -220,6 +222,81 @@ def test_mount_over_a_dead_one_cleans_it_up(place):
         close_dead(fd)
         assert place.turbofs("umount", str(mount.path)).returncode == 0
         assert nothing_is_left(place)
+
+
+def test_mount_from_a_directory_that_died_with_the_mount(place):
+    (place.source / "below").mkdir()
+    pid = place.mount_in_background()
+    shell = subprocess.Popen(  # where a user stands, who types the commands that repair it
+        ["/bin/sh"], cwd=place.mountpoint / "below", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, env=place.environment,
+    )  # fmt: skip
+    with shell:
+        os.kill(pid, signal.SIGKILL)
+        command = shlex.join([sys.executable, "-P", "-m", "turbofs.cli.app"])  # -P: imports nothing from there
+        options = shlex.join(place.options())
+        lines = [
+            f"{command} mount {place.uri} {place.mountpoint} {options}; echo mounted $?",
+            f"{command} status {place.mountpoint}; echo status $?",
+            f"{command} umount .; echo relative $?",
+            f"{command} umount {place.mountpoint}; echo unmounted $?",
+        ]
+        said, _ = shell.communicate("\n".join(lines), timeout=90)
+    assert "Traceback" not in said
+    for line in ("mounted 0", "status 0", "relative 2", "the working directory is gone", "unmounted 0"):
+        assert line in said, said
+    assert nothing_is_left(place)
+
+
+def test_umount_leaves_nothing_of_a_dead_daemon(place):
+    for mounted in (True, False):
+        os.kill(place.mount_in_background(), signal.SIGKILL)
+        eventually(lambda: outcome(lambda: os.stat(place.mountpoint)) in DEAD, "the mount is dead")
+        if not mounted:
+            subprocess.run(["umount", place.mountpoint], check=True, timeout=30)
+        done = place.turbofs("umount", str(place.mountpoint))
+        assert done.returncode == 0, done.stderr
+        assert nothing_is_left(place)
+        assert place.turbofs("umount", str(place.mountpoint)).returncode == 2
+
+
+def test_umount_again_waits_for_the_daemon(place):
+    pid = place.mount_in_background()
+    os.kill(pid, signal.SIGSTOP)
+    for _ in range(2):  # the second finds nothing mounted any more
+        done = place.turbofs("umount", str(place.mountpoint), "--timeout", "1s")
+        assert done.returncode == 4, done.stderr
+        assert f"kill -9 {pid}" in done.stderr
+    os.kill(pid, signal.SIGCONT)
+    assert place.turbofs("umount", str(place.mountpoint)).returncode in {0, 2}  # 2: it was faster
+    eventually(lambda: nothing_is_left(place), "the daemon ends")
+
+
+def test_names_of_source_and_mount_point_may_be_any_bytes(place):
+    place.environment["PYTHONIOENCODING"] = "utf-8:strict"  # as in most locales
+    for name in ("données", "a b,c\\d\n'\"", "\udcff\udcfe"):
+        source, directory = place.root / f"source {name}", place.root / f"mount {name}"
+        source.mkdir()
+        directory.mkdir()
+        (source / name).write_text("x")
+        done = place.turbofs("mount", f"file://{source}", str(directory), *place.options())
+        assert done.returncode == 0, done.stderr
+        assert in_child((directory / name).read_text) == "x"
+        for command in (["status"], ["status", str(directory / name)], ["umount", str(directory)]):
+            done = place.turbofs(*command)
+            assert done.returncode == 0, done.stderr
+
+
+def test_a_low_limit_of_descriptors_does_not_bound_open_files(place):
+    (place.source / "file").write_text("x")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+    try:
+        pid = place.mount_in_background()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    assert place.turbofs("umount", str(place.mountpoint)).returncode == 0
 
 
 def test_umount_ends_the_daemon(place):

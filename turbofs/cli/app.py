@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated
 
 import typer
 
 from turbofs import __version__
-from turbofs.cli import bench, doctor, hint, mount, prefetch, status, umount, wait
+from turbofs.cli import bench, doctor, hint, mount, prefetch, status, umount, wait, working_directory
 from turbofs.cli.failures import error_document, error_text, exit_code, only_turbo_error
 from turbofs.cli.output import json_mode, to_json
 
@@ -32,7 +33,6 @@ app.command("prefetch", rich_help_panel=_HINTS)(prefetch.command)
 app.command("wait", rich_help_panel=_HINTS)(wait.command)
 app.command("doctor", rich_help_panel=_CARE)(doctor.command)
 app.command("bench", rich_help_panel=_CARE)(bench.command)
-app.command("bench", rich_help_panel=_CARE)(bench.command)
 
 
 def _print_version(chosen: bool) -> None:
@@ -52,6 +52,9 @@ def _common(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit with its code; what went wrong is said in two lines, the second says what to do."""
+    working_directory.leave_if_lost()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # paths that are not UTF-8 are printed byte for byte
     try:
         app(arguments)
     except Exception as error:

@@ -6,10 +6,12 @@ writes the configuration to its standard input as JSON, and reads from pipe FD h
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -130,6 +132,7 @@ def run(config: Config, reporter: Reporter) -> None:
     os.chdir("/")
     # What start-up made stays for good; and a listing makes objects by the hundred thousand, none of them in cycles.
     allocator.keep_freed_memory()
+    _allow_many_files()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
     try:
@@ -141,6 +144,16 @@ def run(config: Config, reporter: Reporter) -> None:
         _log.error("mount failed", error=str(cause))
         reporter.failed(cause)
         raise cause from error
+
+
+def _allow_many_files() -> None:
+    """Raise the soft limit of descriptors to the hard one: each file open on a local source takes one.
+
+    The usual soft limit of 1024 is for programs that use select(); nothing here does, and nothing is started from here.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # a container may forbid it: then the limit stays as it is
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from turbofs.cli.checks import fuse, memory, mounts
 from turbofs.cli.checks.result import CheckResult, Verdict
 from turbofs.cli.failures import FAILED
 from turbofs.cli.output import JsonOption, emit
+from turbofs.cli.working_directory import absolute
 from turbofs.config import Config
 from turbofs.errors import TurboError
 from turbofs.wire import runtime_dir
@@ -98,7 +99,7 @@ def _source_of(mountpoint: str | None) -> str | None:
 
 
 def _config(source: str | None, mountpoint: str | None, config_file: Path | None) -> Config:
-    files = [*settings.default_files(), *([config_file] if config_file else [])]
+    files = [*settings.default_files(), *([Path(absolute(str(config_file)))] if config_file else [])]
     place: settings.Values = {
         ("mount", "source"): source or "memory:",
         ("mount", "mountpoint"): Path(mountpoint or "/"),

@@ -11,6 +11,7 @@ import typer
 from turbofs import settings
 from turbofs.cli import mount_point
 from turbofs.cli.output import JsonOption, emit, note
+from turbofs.cli.working_directory import absolute
 from turbofs.config import Config
 from turbofs.errors import ConfigError
 from turbofs.fuse.kernel import allows_others
@@ -66,8 +67,8 @@ def command(
 
 def load_config(flags: settings.Values, options: list[str], config_file: Path | None, directory: str) -> Config:
     """The configuration of one mount: *flags* over *options* over files; *directory* as the user wrote it."""
-    files = [*settings.default_files(), *([config_file] if config_file is not None else [])]
-    place: settings.Values = {("mount", "mountpoint"): Path(os.path.abspath(directory))}
+    files = [*settings.default_files(), *([Path(absolute(str(config_file)))] if config_file is not None else [])]
+    place: settings.Values = {("mount", "mountpoint"): Path(os.path.normpath(absolute(directory)))}
     layers = [settings.load_file(file) for file in files]
     asked = settings.parse_options(options) | flags
     if asked.get(("mount", "allow_other")) and os.geteuid() != 0 and not allows_others():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from turbofs.cli import working_directory
 from turbofs.cli.failures import error_text, exit_code, only_turbo_error
 
 
@@ -23,6 +24,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("-v", dest="verbose", action="store_true", help="accepted")
     parser.add_argument("-t", dest="kind", default="turbofs", help="accepted; always turbofs")
     chosen = parser.parse_args(arguments)
+    working_directory.leave_if_lost()
     try:
         mount_from_options(chosen.source, chosen.directory, chosen.options, fake=chosen.fake)
     except Exception as error:

@@ -11,7 +11,7 @@ import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 
-from turbofs.cli import mount_table
+from turbofs.cli import mount_table, working_directory
 from turbofs.errors import BusyError, ConfigError, MountError, TurboError
 from turbofs.mountinfo import mount_entries
 from turbofs.wire import runtime_dir
@@ -61,6 +61,8 @@ def detach(mountpoint: str, *, lazy: bool = False) -> None:
 
     Raises BusyError where something uses it, MountError otherwise.
     """
+    if lazy:
+        working_directory.leave_below(mountpoint)
     if os.geteuid() == 0:
         _umount_call(mountpoint, _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0))
         return

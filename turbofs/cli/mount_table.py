@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from turbofs.cli.working_directory import absolute
 from turbofs.errors import InvalidRequestError, NotReachableError
 from turbofs.mountinfo import MountEntry, mount_entries
 from turbofs.wire import runtime_dir
@@ -45,7 +46,7 @@ def resolve(path: str, mountpoints: set[str]) -> Located | str:
     Returns the place in a mount, or the absolute path where it is in none.
     """
     # A relative path starts from getcwd, which the kernel answers without asking the file system.
-    pending = deque(PurePosixPath(os.path.join(os.getcwd(), path)).parts[1:])
+    pending = deque(PurePosixPath(absolute(path)).parts[1:])
     current, links = "/", 0
     while pending:
         if current in mountpoints:

@@ -51,21 +51,25 @@ def unmount(directory: str, timeout_s: float) -> str:
     deadline = time.monotonic() + timeout_s
     mounts = mount_table.turbofs_mounts()
     found = mount_table.resolve(directory, set(mounts))
-    if not isinstance(found, mount_table.Located) or found.path != "/":
+    # What is not mounted any more may have left a record, or a daemon that is still ending.
+    place = found if isinstance(found, str) else found.mountpoint if found.path == "/" else None
+    folder = runtime_dir.find_folder(place) if place is not None else None
+    if place is None or (place not in mounts and folder is None):
         listing = ", ".join(sorted(mounts)) or "none"
         raise InvalidRequestError(f"{directory} is not the mount point of TurboFS", advice=f"mounted now: {listing}")
-    place = found.mountpoint
-    folder = runtime_dir.find_folder(place)
     record = runtime_dir.read_record(folder) if folder else None
     if folder is not None and not mount_point.serving(place, folder.parent):
         note(f"the daemon of {place} is dead: cleaning up")
-        mount_point.detach(place, lazy=True)
+        if place in mounts:
+            mount_point.detach(place, lazy=True)
+        runtime_dir.discard(place, folder.parent)
         return place
-    _detach_idle(place, min(deadline, time.monotonic() + _BUSY_PATIENCE_S))
+    if place in mounts:
+        _detach_idle(place, min(deadline, time.monotonic() + _BUSY_PATIENCE_S))
     while place in mount_table.turbofs_mounts() or (folder and _alive(folder, record)):
         if time.monotonic() > deadline:
             who = f"daemon {record.pid}" if record else "daemon"
-            others = elsewhere(mounts[place].device)
+            others = elsewhere(mounts[place].device) if place in mounts else []
             if others:
                 pids = ", ".join(map(str, others[:8]))
                 raise DeadlineExceededError(
@@ -74,7 +78,8 @@ def unmount(directory: str, timeout_s: float) -> str:
                 )
             raise DeadlineExceededError(
                 f"{place} is unmounted, but its {who} has not ended after {timeout_s:g} s",
-                advice="a program still holds one of its files, or the source does not answer; wait longer with --timeout",
+                advice="a program still holds one of its files, or the source does not answer; wait longer with --timeout,"
+                f" or end it with `kill -9 {record.pid if record else 'PID'}`",
             )
         time.sleep(_POLL_S)
     return place

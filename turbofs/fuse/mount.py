@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from urllib.parse import quote
 
 import pyfuse3
 import structlog
@@ -17,6 +19,7 @@ from turbofs.fuse.operations import Operations
 from turbofs.fuse.watchdog import Watchdog
 
 _log = structlog.get_logger(__name__)
+_ASCII = "".join(map(chr, range(128)))
 _REQUESTS_AT_ONCE = 512
 """Tasks that may wait for the source at the same time; the kernel's own limit (max_background) is below it."""
 
@@ -65,7 +68,8 @@ async def _serve_requests(scope: trio.CancelScope) -> None:
 
 def _options(config: Config) -> set[str]:
     mount = config.mount
-    name = mount.source.replace("\\", "\\\\").replace(",", "\\,")
+    # pyfuse3 takes ASCII only; other bytes are written as a URI writes them.
+    name = quote(os.fsencode(mount.source), safe=_ASCII).replace("\\", "\\\\").replace(",", "\\,")
     options = {"default_permissions", f"fsname={name}", "subtype=turbofs"}
     if mount.allow_other and may_allow_others():
         options.add("allow_other")

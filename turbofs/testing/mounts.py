@@ -190,6 +190,7 @@ class Workplace:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="surrogateescape",
             timeout=limit_s,
             check=False,
         )

@@ -25,7 +25,7 @@ def _daemon(name: str, mount: dict[str, object]) -> CheckResult:
     if state == "alive":
         return ok(name, f"{place}: daemon {mount['pid']} answers")
     if state == "hanging":
-        advice = f"its log says what it waits for; `kill {mount['pid']}` ends it, then mount again"
+        advice = f"its log says what it waits for; `kill -9 {mount['pid']}` ends it, then mount again, which cleans up"
         return fail(name, f"{place}: daemon {mount['pid']} does not answer", advice)
     if state == "unknown":
         advice = "if it is not another user's, its daemon is gone: `turbofs mount` on it cleans up"
