@@ -75,7 +75,7 @@ def test_read_ahead_never_evicts_unread_extents_and_a_demanded_read_may() -> Non
 def test_what_a_closed_file_leaves_unread_makes_room_for_read_ahead_and_hinted_bytes_do_not() -> None:
     cache, file = _cache(), CachedFile(VERSION)
     left = [_ready(cache, file, index * MIB, (index + 1) * MIB, demanded=False) for index in range(14)]
-    left[0].hinted = True
+    cache.keep(left[0])
     fetching = cache.add(file, 14 * MIB, 15 * MIB, demanded=True)
     fetching.state = ExtentState.FETCHING
     assert cache.allocate_nowait(fetching)
@@ -88,6 +88,8 @@ def test_what_a_closed_file_leaves_unread_makes_room_for_read_ahead_and_hinted_b
     assert all(cache.allocate_nowait(extent) for extent in ahead)
     assert not cache.allocate_nowait(cache.add(other, 20 * MIB, 21 * MIB, demanded=False))
     assert left[0].state is ExtentState.READY
+    assert not file.unread
+    assert not {extent for extent in other.unread if extent.state is ExtentState.FAILED}
 
 
 def test_a_pinned_extent_stays_in_place() -> None:

@@ -48,7 +48,6 @@ class Extent:
         "error",
         "fetched_through",
         "file",
-        "hinted",
         "pins",
         "queue",
         "settled",
@@ -71,8 +70,6 @@ class Extent:
         self.settled = trio.Event()
         self.unread = stop - start
         """Its length less all that was read of it: negative where something was read again."""
-        self.hinted = False
-        """A hint asked for it: it waits for a reader who may not have opened the file yet."""
         self.abandoned = False
         """Its file was closed while it was being fetched."""
         self.pins = 0
@@ -91,13 +88,15 @@ class Extent:
 class CachedFile:
     """What is cached of one version of one file, ordered by offset."""
 
-    __slots__ = ("_extents", "_starts", "digest", "hint", "version")
+    __slots__ = ("_extents", "_starts", "digest", "hint", "unread", "version")
 
     def __init__(self, version: FileVersion) -> None:
         self.version = version
         self.digest: bytes | None = None
         self.hint: str | None = None
         """The prefetch hint that was acted upon for this content."""
+        self.unread: dict[Extent, None] = {}
+        """Extents that wait for those who have the file open now: not read to their end, and asked for by no hint."""
         self._starts: list[int] = []
         self._extents: list[Extent] = []
 
@@ -170,6 +169,7 @@ class ExtentCache:
         """Announce a fetch of [start, stop), which must be a gap of *file*."""
         extent = Extent(file, start, stop, demanded)
         file._insert(extent)  # noqa: SLF001  the cache is the only writer of a file's extents
+        file.unread[extent] = None
         return extent
 
     async def allocate(self, extent: Extent) -> None:
@@ -210,6 +210,7 @@ class ExtentCache:
     def drop(self, extent: Extent) -> None:
         """Take *extent* out. One that is still being fetched keeps its buffer until `settle`."""
         extent.file._remove(extent)  # noqa: SLF001
+        extent.file.unread.pop(extent, None)
         fetching = extent.state is ExtentState.FETCHING
         extent.state = ExtentState.FAILED
         self._dequeue(extent)
@@ -223,14 +224,16 @@ class ExtentCache:
             self.drop(extent)
         file.digest = None
 
+    def keep(self, extent: Extent) -> None:
+        """A hint asked for *extent*: it waits for a reader who may not have opened the file yet."""
+        extent.file.unread.pop(extent, None)
+
     def let_go(self, file: CachedFile) -> None:
         """Nobody has *file* open any more: what its readers left unread may go as if it had been read.
 
         Else the heads of many files would in the end leave no memory to read ahead with.
         """
-        for extent in file.extents():
-            if extent.hinted:
-                continue
+        for extent in tuple(file.unread):
             if extent.state is ExtentState.QUEUED:
                 self.drop(extent)
             elif extent.queue is self._unread:
@@ -308,6 +311,8 @@ class ExtentCache:
 
     def _enqueue(self, extent: Extent, queue: OrderedDict[Extent, None]) -> None:
         self._dequeue(extent)
+        if queue is not self._unread:
+            extent.file.unread.pop(extent, None)
         queue[extent] = None
         extent.queue = queue
         self._count(extent, 1)

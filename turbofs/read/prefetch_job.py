@@ -97,7 +97,7 @@ class PrefetchJob:
                     if not await self._settle(outstanding.popleft()):
                         return
                 extent = fetcher.enqueue(reader.source_file, reader.cached, gap.start, gap.stop)
-                extent.hinted = True
+                fetcher.cache.keep(extent)
                 outstanding.append((extent, gap.length))
         while outstanding:
             if not await self._settle(outstanding.popleft()):
