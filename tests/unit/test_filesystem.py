@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from turbofs.config import Config, FsConfig, MountConfig, ReadConfig, SourceConfig
-from turbofs.errors import AccessDeniedError, NotSupportedError, SourceUnavailableError
+from turbofs.errors import AccessDeniedError, NotFoundError, NotSupportedError, SourceUnavailableError
 from turbofs.fs.filesystem import FileSystem
 from turbofs.fs.hint_store import HintStore
 from turbofs.fs.inodes import ROOT_NUMBER, Inode, InodeTable
@@ -171,3 +171,17 @@ async def test_refused_names_do_not_fill_the_metrics(mounted):
     text = fs.metrics.render().decode()
     assert "nonsense" not in text
     assert 'turbofs_hints_total{name="other",outcome="refused"} 1.0' in text
+
+
+async def test_prefetches_of_hints_are_found_by_number_and_forgotten_in_the_end(mounted):
+    mounted.memory.put("/f", b"1234")
+    fs = await mounted.start()
+    inode = await fs.lookup(ROOT_NUMBER, b"f", ME)
+    await fs.setxattr(inode.number, b"user.turbofs.prefetch", b"all", ME)
+    numbers = [job["id"] for job in (await fs.file_status("/f", ME))["prefetches"]]
+    job = fs.prefetch_job(numbers[0])
+    await job.wait()
+    for _ in range(300):
+        await (await fs.start_prefetch("/f", None, ME)).wait()
+    with pytest.raises(NotFoundError):
+        fs.prefetch_job(job.id)

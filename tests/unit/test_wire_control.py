@@ -38,8 +38,9 @@ LIMIT_S = 20.0
 class Job:
     """A prefetch that ends when the test says so."""
 
-    def __init__(self, job_id, path):
+    def __init__(self, job_id, path, owner_uid):
         self.id, self.path, self.wanted_bytes, self.done_bytes = job_id, path, 100, 0
+        self.owner_uid = owner_uid
         self.state, self.error = "running", None
         self.ended = trio.Event()
 
@@ -77,9 +78,14 @@ class Files:
     async def start_prefetch(self, path, ranges, caller):
         if path == "/secret":
             raise AccessDeniedError("not yours")
-        self.jobs.append(Job(len(self.jobs) + 1, path))
+        self.jobs.append(Job(len(self.jobs) + 1, path, caller.uid))
         self.jobs[-1].ranges = ranges
         return self.jobs[-1]
+
+    def prefetch_job(self, job_id):
+        if not 0 < job_id <= len(self.jobs):
+            raise NotFoundError(f"no job {job_id}")
+        return self.jobs[job_id - 1]
 
     async def durability(self, path, caller):
         return self.level
@@ -199,15 +205,16 @@ async def test_only_its_owner_and_root_wait_for_a_job_and_cancel_it(files):
     await handler.handle(codec.Request(4, "cancel", {"job": 1}), root)
 
 
-async def test_finished_jobs_are_forgotten_in_the_end(files):
-    handler, caller = ops(files), Caller(0, 0, 1)
-    for _ in range(300):
-        await handler.handle(codec.Request(1, "prefetch", {"path": "/a"}), caller)
-        files.jobs[-1].end()
-    await handler.handle(codec.Request(1, "prefetch", {"path": "/a"}), caller)
-    with pytest.raises(NotFoundError):
-        await handler.handle(codec.Request(1, "wait", {"job": 1, "timeout_s": 0}), caller)
-    assert (await handler.handle(codec.Request(1, "wait", {"job": 301, "timeout_s": 0}), caller)).result["job"] == 301
+async def test_an_operation_is_bounded_by_the_request_deadline(files, autojump_clock):
+    async def never(path, caller):
+        await trio.sleep_forever()
+
+    files.file_status = never
+    handler = ControlOps(files, {}, deadline_s=7)
+    begin = trio.current_time()
+    with pytest.raises(DeadlineExceededError):
+        await handler.handle(codec.Request(1, "status", {"path": "/a"}), Caller(0, 0, 1))
+    assert trio.current_time() - begin == pytest.approx(7)
 
 
 async def test_wait_for_durability_succeeds_times_out_or_reports_broken(files, autojump_clock):

@@ -86,7 +86,8 @@ async def _serve_source(source: Source, config: Config, folder: Path, metrics: M
         filesystem = FileSystem(
             source, config, root, nursery=nursery, metrics=metrics, hints=hints, control_path=socket_path
         )
-        ops = ControlOps(filesystem, {"source": mount.source, "mountpoint": str(mount.mountpoint)})
+        identity: dict[str, object] = {"source": mount.source, "mountpoint": str(mount.mountpoint)}
+        ops = ControlOps(filesystem, identity, deadline_s=config.fs.request_deadline_s)
         await nursery.start(ControlServer(socket_path, ops).serve)
         try:
             await fuse_mount.serve(filesystem, config, ready)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import posixpath
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -20,7 +19,6 @@ from turbofs import __version__
 from turbofs.errors import (
     DeadlineExceededError,
     InvalidRequestError,
-    NotFoundError,
     NotPermittedError,
     NotSupportedError,
     ProtocolError,
@@ -34,7 +32,7 @@ from turbofs.wire.control_server import Answer
 
 DURABILITY_LEVELS = ("open", "staged", "replicated", "persisted")
 _LATER_OPS = frozenset({"group.open", "group.seal", "group.wait"})
-_FINISHED_JOBS_KEPT = 256
+_PATIENT_OPS = frozenset({"wait", "subscribe"})
 _POLL_FIRST_S, _POLL_LIMIT_S = 0.02, 0.5
 _T = TypeVar("_T")
 
@@ -44,6 +42,8 @@ class PrefetchJob(Protocol):
 
     @property
     def id(self) -> int: ...
+    @property
+    def owner_uid(self) -> int: ...
     @property
     def path(self) -> str: ...
     @property
@@ -67,6 +67,10 @@ class ControlledFileSystem(Protocol):
     async def file_status(self, path: str, caller: Caller) -> dict[str, object]: ...
     async def set_hint(self, path: str, name: str, value: bytes, caller: Caller) -> None: ...
     async def start_prefetch(self, path: str, ranges: Sequence[ByteRange] | None, caller: Caller) -> PrefetchJob: ...
+    def prefetch_job(self, job_id: int) -> PrefetchJob:
+        """A job that runs or ended lately, however it was started. Raises NotFoundError."""
+        ...
+
     async def durability(self, path: str, caller: Caller) -> str: ...
     async def local_descriptor(self, path: str, caller: Caller) -> int:
         """A read-only descriptor of a complete local copy; raises NotSupportedError where there is none."""
@@ -77,12 +81,17 @@ class ControlledFileSystem(Protocol):
 
 
 class ControlOps:
-    """The handler behind a mount's control socket. *identity* is what `ping` tells: source and mount point."""
+    """The handler behind a mount's control socket. *identity* is what `ping` tells: source and mount point.
 
-    def __init__(self, filesystem: ControlledFileSystem, identity: dict[str, object]) -> None:
+    An operation that does not wait by its meaning is bounded by *deadline_s*, as requests of the kernel are.
+    """
+
+    def __init__(
+        self, filesystem: ControlledFileSystem, identity: dict[str, object], *, deadline_s: float = 60.0
+    ) -> None:
         self._filesystem = filesystem
+        self._deadline_s = deadline_s
         self._identity = {"version": __version__, "pid": os.getpid(), "started": time.time(), **identity}
-        self._jobs: OrderedDict[int, tuple[PrefetchJob, int]] = OrderedDict()
         self._ops: dict[str, Callable[[_Arguments, Caller], Awaitable[Answer]]] = {
             "ping": self._ping,
             "status": self._status,
@@ -102,7 +111,15 @@ class ControlOps:
         op = self._ops.get(request.op)
         if op is None:
             raise ProtocolError(f"unknown operation {request.op!r}; known: {', '.join(self._ops)}")
-        return await op(_Arguments(request), caller)
+        if request.op in _PATIENT_OPS:
+            return await op(_Arguments(request), caller)
+        try:
+            with trio.fail_after(self._deadline_s):
+                return await op(_Arguments(request), caller)
+        except trio.TooSlowError as error:
+            raise DeadlineExceededError(
+                f"`{request.op}`: the source did not answer in {self._deadline_s:g} s"
+            ) from error
 
     async def _ping(self, arguments: _Arguments, _caller: Caller) -> Answer:
         arguments.none_left()
@@ -126,8 +143,6 @@ class ControlOps:
         path, ranges = arguments.path(), arguments.ranges()
         arguments.none_left()
         job = await self._filesystem.start_prefetch(path, ranges, caller)
-        self._jobs[job.id] = (job, caller.uid)
-        self._forget_finished()
         return Answer(_job_document(job))
 
     async def _cancel(self, arguments: _Arguments, caller: Caller) -> Answer:
@@ -175,19 +190,12 @@ class ControlOps:
         return Answer(events=self._filesystem.events.subscribe(caller.uid))
 
     def _job(self, job_id: int, caller: Caller) -> PrefetchJob:
-        if job_id not in self._jobs:
-            raise NotFoundError(f"no job {job_id}", advice="finished jobs are forgotten after a while")
-        job, owner = self._jobs[job_id]
-        if not oversees(caller.uid, owner):
+        job = self._filesystem.prefetch_job(job_id)
+        if not oversees(caller.uid, job.owner_uid):
             raise NotPermittedError(
-                f"job {job.id} is user {owner}'s", advice="its owner and root may wait for it and cancel it"
+                f"job {job.id} is user {job.owner_uid}'s", advice="its owner and root may wait for it and cancel it"
             )
         return job
-
-    def _forget_finished(self) -> None:
-        finished = [job_id for job_id, (job, _) in self._jobs.items() if job.state != "running"]
-        for job_id in finished[: max(0, len(finished) - _FINISHED_JOBS_KEPT)]:
-            del self._jobs[job_id]
 
 
 @dataclass(slots=True)

@@ -215,6 +215,9 @@ class FileSystem:
     async def start_prefetch(self, path: str, ranges: Sequence[ByteRange] | None, caller: Caller) -> PrefetchJob:
         return await self._prefetches.start(path, ranges, caller)
 
+    def prefetch_job(self, job_id: int) -> PrefetchJob:
+        return self._prefetches.job(job_id)
+
     async def durability(self, path: str, caller: Caller) -> str:
         """What is there was written elsewhere and is on the source: `persisted`. Raises NotFoundError."""
         self.tree.give_back(await self.tree.resolve(path, caller))

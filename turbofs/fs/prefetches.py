@@ -9,7 +9,7 @@ import structlog
 import trio
 
 from turbofs.background import Background
-from turbofs.errors import InvalidRequestError, OutOfMemoryBudgetError, TurboError
+from turbofs.errors import InvalidRequestError, NotFoundError, OutOfMemoryBudgetError, TurboError
 from turbofs.fs.events import EventBus
 from turbofs.fs.files import FileOpener
 from turbofs.fs.handles import ReadHandle
@@ -102,6 +102,13 @@ class Prefetches:
 
     def running(self) -> list[PrefetchJob]:
         return [job for job in self._jobs.values() if job.state is JobState.RUNNING]
+
+    def job(self, job_id: int) -> PrefetchJob:
+        """A job that runs or ended lately. Raises NotFoundError."""
+        try:
+            return self._jobs[job_id]
+        except KeyError:
+            raise NotFoundError(f"no job {job_id}", advice="finished jobs are forgotten after a while") from None
 
     def of(self, path: str) -> list[PrefetchJob]:
         """The jobs of one path, the newest last."""
