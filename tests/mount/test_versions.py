@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from turbofs.testing.children import in_child
+from turbofs.testing.children import Child, in_child
 from turbofs.testing.conformance_base import content
 from turbofs.testing.mounts import workplace
 from turbofs.testing.waiting import eventually
@@ -276,3 +276,37 @@ def test_open_of_a_name_that_moved_on_gets_the_new_file(place):
             assert (shown / "replaced").read_bytes() == b"of the new folder"
 
         in_child(walk)
+
+
+def test_readers_at_the_end_of_a_growing_file_never_see_zeros(place):
+    """The kernel's last page ends in zeros; told of a longer file, it must not hand those out (a race: many tries)."""
+    data = bytes(1 + byte % 255 for byte in content(12 * MIB))  # none of them zero
+    path, growths = place.source / "file", 250
+    path.write_bytes(data[: 8 * MIB + 1])  # many pages before the last make the kernel's window long
+    step = 5477
+
+    def follow():
+        fd = os.open(place.mountpoint / "file", os.O_RDONLY)
+        os.pread(fd, MIB, 0)
+        position = 8 * MIB - 4096
+        deadline = time.monotonic() + 60
+        while position < 8 * MIB + 1 + growths * step and time.monotonic() < deadline:
+            found = os.pread(fd, 64 << 10, position)
+            if found != data[position : position + len(found)]:
+                return f"{found.count(0)} zeros in {len(found)} bytes at {position}"
+            position += len(found)
+        return position
+
+    with place.mount("fs.attribute_timeout=10ms"):
+        readers = [Child(follow) for _ in range(6)]
+        try:
+            with path.open("ab", buffering=0) as file:
+                for growth in range(growths):
+                    start = 8 * MIB + 1 + growth * step
+                    file.write(data[start : start + step])
+                    time.sleep(0.01)  # the pace of the writer is what is tried here
+            assert [reader.result(60) for reader in readers] == [8 * MIB + 1 + growths * step] * len(readers)
+        finally:
+            for reader in readers:
+                with reader:
+                    pass

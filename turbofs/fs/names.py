@@ -7,7 +7,11 @@ between two awaits is made on the table as it is then.
 
 from __future__ import annotations
 
+import mmap
 import time
+from collections.abc import Awaitable, Callable
+
+import trio
 
 from turbofs.config import FsConfig
 from turbofs.errors import NotFoundError, StaleFileError, TurboError
@@ -15,6 +19,8 @@ from turbofs.fs.inodes import Inode, InodeTable
 from turbofs.fs.owners import OwnerMap
 from turbofs.model import Attributes, Change, FileKind
 from turbofs.source.base import Source
+
+_PAGE_BYTES = mmap.PAGESIZE
 
 
 class NameService:
@@ -25,6 +31,8 @@ class NameService:
         self._table = table
         self._owners = owners
         self._timeout_s = config.attribute_timeout_s
+        self.drop_pages: Callable[[int], Awaitable[bool]] = _no_pages
+        """Makes the kernel drop the pages of an inode; False where it has not by now."""
 
     async def look_up(self, parent: Inode, name: str) -> Inode:
         """The inode that *name* is in *parent* now. Raises NotFoundError and whatever the source raises."""
@@ -128,13 +136,27 @@ class NameService:
                 self._table.drop_unused(known)
 
     async def advance(self, inode: Inode, seen: Attributes) -> None:
-        """*inode* is the same file, grown or touched: go on with its new version."""
+        """*inode* is the same file, grown or touched: go on with its new version.
+
+        The attributes stay as they are where the kernel could not be made to let go of the old last page by now.
+        """
         if inode.reader is not None:
             try:
                 inode.reader.advance(await inode.reader.source_file.refresh())
             except StaleFileError:
                 self._table.detach(inode)
                 raise
+        await self._tell(inode, seen)
+
+    async def _tell(self, inode: Inode, seen: Attributes) -> None:
+        """Let *seen* be what the kernel is told of *inode*, whose reader already gives the bytes of that version.
+
+        The kernel fills the last page of a file with zeros. Told of a longer file, it drops its pages, but only after it
+        has believed the new size: a reader in between would be given those zeros as bytes. So the page goes first.
+        """
+        grows = seen.size > inode.attributes.size and inode.attributes.size % _PAGE_BYTES
+        if grows and inode.open_handles and inode.lookups and not await self.drop_pages(inode.number):
+            return
         inode.attributes = seen
         inode.refreshed_at = time.monotonic()
 
@@ -147,8 +169,12 @@ class NameService:
             return
         if inode.reader.version != version:
             inode.reader.advance(version)
-        inode.attributes = inode.attributes.with_version(version)
-        inode.refreshed_at = time.monotonic()
+        await self._tell(inode, inode.attributes.with_version(version))
+
+
+async def _no_pages(_number: int) -> bool:
+    await trio.lowlevel.checkpoint()
+    return True
 
 
 def _change(inode: Inode, seen: Attributes) -> Change:

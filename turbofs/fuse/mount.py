@@ -44,6 +44,7 @@ async def serve(filesystem: FileSystem, config: Config, ready: Callable[[], None
         filesystem.start()
         notifier = Notifier()
         filesystem.pages_are_stale = notifier.drop_pages_soon
+        filesystem.tree.names.drop_pages = notifier.drop_pages
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Watchdog().run)
             nursery.start_soon(notifier.run)
