@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turbofs.errors import ShortReadError
 from turbofs.model import ByteRange, FileVersion
 from turbofs.read.extent_cache import CachedFile, Extent, ExtentCache, ExtentState
 from turbofs.read.memory_budget import MemoryBudget
@@ -186,3 +190,31 @@ def test_the_budget_and_the_order_hold_for_any_use(steps: list[tuple[int, bool, 
         assert starts == sorted(set(starts))
     statistics = cache.statistics()
     assert statistics["extents"] == len(file.extents())
+
+
+class _Local:
+    """Lives as long as the frame that holds it."""
+
+
+def test_an_extent_that_failed_is_gone_without_the_collector() -> None:
+    """Else its buffer outlives it, beyond the budget: the daemon's collector seldom runs."""
+    cache, file = _cache(), CachedFile(VERSION)
+
+    def fetch() -> weakref.ref[_Local]:
+        extent = cache.add(file, 0, MIB, demanded=True)
+        extent.state = ExtentState.FETCHING
+        assert cache.allocate_nowait(extent)
+        try:
+            raise ShortReadError("nothing came")
+        except ShortReadError as error:
+            local = _Local()
+            cache.settle(extent, error)
+            assert isinstance(extent.error, ShortReadError)
+            assert str(extent.error) == "nothing came"
+            return weakref.ref(local)
+
+    gc.disable()
+    try:
+        assert fetch()() is None
+    finally:
+        gc.enable()

@@ -17,9 +17,11 @@ import enum
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from copy import copy
 
 import trio
 
+from turbofs.errors import TurboError
 from turbofs.model import ByteRange, FileVersion
 from turbofs.read.memory_budget import Buffer, MemoryBudget
 from turbofs.source.base import SourceFile
@@ -64,7 +66,7 @@ class Extent:
         self.demanded = demanded
         self.state = ExtentState.QUEUED
         self.buffer: Buffer | None = None
-        self.error: BaseException | None = None
+        self.error: TurboError | None = None
         self.fetched_through: SourceFile | None = None
         """Whose error `error` is: one of another open of the same file need not be ours."""
         self.settled = trio.Event()
@@ -202,7 +204,9 @@ class ExtentCache:
             self._enqueue(extent, self._used if extent.abandoned else self._unread)
             self._wake()  # a demanded fetch may take its memory, though nobody reads it
         else:
-            extent.error = error
+            # A copy, which has no traceback: the frames there hold this extent, its buffer and views of it, and such a
+            # cycle would keep their memory, beyond the budget, until the collector next runs.
+            extent.error = copy(error) if isinstance(error, TurboError) else None
             self.drop(extent)
             self._release(extent)
         extent.settled.set()

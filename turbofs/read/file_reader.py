@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from turbofs.errors import NotSupportedError, StaleFileError, TurboError
+from copy import copy
+
+from turbofs.errors import NotSupportedError, StaleFileError
 from turbofs.metrics import Metrics
 from turbofs.model import Change, FileVersion
 from turbofs.read.extent_cache import CachedFile, Extent, ExtentState
@@ -133,8 +135,8 @@ class FileReader:
                 await extent.settled.wait()
             if extent.state is ExtentState.READY:
                 return extent
-            if isinstance(extent.error, TurboError) and extent.fetched_through is self.source_file:
-                raise extent.error
+            if extent.error is not None and extent.fetched_through is self.source_file:
+                raise copy(extent.error)  # raised as it is, it would hold this frame, and the frame the extent
             # Given up with the request that ran it, dropped for memory, of a version that is gone, or failed through
             # another open of the file, which may have been closed since: look again.
 

@@ -83,6 +83,9 @@ class MemoryBudget:
             self._free_slabs.append(buffer.memory)
             return
         self._charged_bytes -= buffer.charged_bytes
+        if isinstance(buffer.memory, mmap.mmap):
+            # The object may live on, in a traceback or a view; its pages must not.
+            buffer.memory.madvise(mmap.MADV_DONTNEED)
 
     def _allocate_slab(self, length: int) -> Buffer | None:
         if self._free_slabs:

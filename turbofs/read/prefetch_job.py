@@ -6,6 +6,7 @@ import enum
 import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
+from copy import copy
 
 import trio
 
@@ -110,8 +111,8 @@ class PrefetchJob:
     async def _settle(self, item: tuple[Extent, int]) -> bool:
         extent, length = item
         await extent.settled.wait()
-        if isinstance(extent.error, TurboError):
-            raise extent.error
+        if extent.error is not None:
+            raise copy(extent.error)  # raised as it is, it would hold this frame, and the frame the extent
         if extent.state is ExtentState.FAILED:
             self.state = JobState.PARTIAL
             self.error = "the memory budget is full of bytes that were not read yet: raise --memory, or read them"
