@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -297,6 +298,21 @@ def test_a_low_limit_of_descriptors_does_not_bound_open_files(place):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (hard, hard)
     assert place.turbofs("umount", str(place.mountpoint)).returncode == 0
+
+
+def test_a_runtime_folder_without_room_is_named(place):
+    place.runtime.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", place.runtime], check=True, timeout=30)
+    try:
+        with suppress(OSError):
+            (place.runtime / "fill").write_bytes(bytes(1 << 20))
+        done = place.turbofs("mount", place.uri, str(place.mountpoint), *place.options())
+        assert done.returncode == 1, done.stderr
+        assert f"cannot write to {place.folder}: No space left" in done.stderr
+        assert "runtime_dir" in done.stderr
+        assert nothing_is_left(place)
+    finally:
+        subprocess.run(["umount", place.runtime], check=True, timeout=30)
 
 
 def test_umount_ends_the_daemon(place):

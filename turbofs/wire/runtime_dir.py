@@ -160,11 +160,16 @@ def discard(mountpoint: str, base: Path) -> None:
 
 
 def write_record(folder: Path, record: MountRecord) -> None:
-    """Publish *record*; readers see the old one, or all of the new one."""
+    """Publish *record*; readers see the old one, or all of the new one. Raises MountError where there is no room for it."""
     temporary = folder / "mount.json.new"
-    temporary.write_text(json.dumps(asdict(record)), encoding="utf-8")
-    temporary.chmod(0o644)
-    temporary.replace(folder / "mount.json")
+    try:
+        temporary.write_text(json.dumps(asdict(record)), encoding="utf-8")
+        temporary.chmod(0o644)
+        temporary.replace(folder / "mount.json")
+    except OSError as error:
+        raise MountError(
+            f"cannot write to {folder}: {error.strerror}", advice="set runtime_dir under [mount]"
+        ) from error
 
 
 def daemon_alive(folder: Path) -> bool:
@@ -207,7 +212,9 @@ def _make(folder: Path) -> None:
         folder.mkdir()
         folder.chmod(0o755)  # whatever the umask: users reach root's mounts through it
     status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid not in {0, os.geteuid()}:
+    if not stat.S_ISDIR(status.st_mode):
+        raise MountError(f"{folder} is not a directory", advice="set runtime_dir under [mount]")
+    if status.st_uid not in {0, os.geteuid()}:
         raise MountError(f"{folder} belongs to user {status.st_uid}", advice="set runtime_dir under [mount]")
 
 
