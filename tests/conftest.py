@@ -10,6 +10,11 @@ import pytest
 from turbofs.config import SourceConfig
 from turbofs.testing.hdfs_cluster import HdfsCluster
 
+# Assertions of the shipped suite are shown in full; said here, before any test imports it.
+pytest.register_assert_rewrite(
+    "turbofs.testing.conformance_base", "turbofs.testing.conformance_reading", "turbofs.testing.conformance_writing"
+)
+
 _numbers = itertools.count()
 
 

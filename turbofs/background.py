@@ -21,9 +21,7 @@ class Background:
     def start_soon(self, task: Callable[[*_Arguments], Awaitable[None]], *arguments: *_Arguments) -> None:
         self._nursery.start_soon(self._run, task, arguments, name=task)
 
-    async def _run(
-        self, task: Callable[[*_Arguments], Awaitable[None]], arguments: tuple[*_Arguments]
-    ) -> None:
+    async def _run(self, task: Callable[[*_Arguments], Awaitable[None]], arguments: tuple[*_Arguments]) -> None:
         try:
             await task(*arguments)
         except Exception:  # noqa: BLE001  logged with its stack; the mount goes on

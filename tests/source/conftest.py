@@ -1,4 +1,4 @@
-"""A real S3 protocol server for the tests of `s3`, and assertions of the shipped suite in full."""
+"""A real S3 protocol server for the tests of `s3`."""
 
 import collections
 import re
@@ -7,10 +7,6 @@ import sys
 import threading
 
 import pytest
-
-pytest.register_assert_rewrite(
-    "turbofs.testing.conformance_base", "turbofs.testing.conformance_reading", "turbofs.testing.conformance_writing"
-)
 
 
 class S3Server:

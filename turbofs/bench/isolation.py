@@ -30,7 +30,7 @@ _UNSHARE = (
     "unshare",
     "--mount",
     "--propagation",
-    "private",
+    "slave",  # what is unmounted outside goes here too; a copy would keep its daemon alive
     "--pid",
     "--fork",
     "--kill-child",
@@ -66,7 +66,7 @@ def work_folder(size_bytes: int) -> Iterator[Path]:
         if _INSIDE in os.environ:
             options = f"mode=0755,size={size_bytes}"
             subprocess.run(["mount", "-t", "tmpfs", "-o", options, "turbofs-bench", parent], check=True)
-        folder = Path(tempfile.mkdtemp(prefix="turbofs-bench-", dir=parent))
+        folder = Path(tempfile.mkdtemp(prefix="turbofs-bench-" if parent is None else "", dir=parent))
         # Daemons drop or map privileges by themselves; the folder holds nothing that is secret.
         folder.chmod(0o755)
         try:
