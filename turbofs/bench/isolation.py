@@ -66,7 +66,9 @@ def work_folder(size_bytes: int) -> Iterator[Path]:
         if _INSIDE in os.environ:
             options = f"mode=0755,size={size_bytes}"
             subprocess.run(["mount", "-t", "tmpfs", "-o", options, "turbofs-bench", parent], check=True)
-        folder = Path(tempfile.mkdtemp(prefix="turbofs-bench-" if parent is None else "", dir=parent))
+        # Short where it lies in a folder of the run: the path of a control socket has 107 characters at most.
+        prefix = "" if _INSIDE in os.environ else "turbofs-bench-"
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         # Daemons drop or map privileges by themselves; the folder holds nothing that is secret.
         folder.chmod(0o755)
         try:
