@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 
 import hdfs_native
 import pytest
@@ -14,6 +15,9 @@ from turbofs.testing.hdfs_cluster import HdfsCluster
 pytest.register_assert_rewrite(
     "turbofs.testing.conformance_base", "turbofs.testing.conformance_reading", "turbofs.testing.conformance_writing"
 )
+
+# A run that a shell started in the background ignores SIGINT, and so would every program that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _numbers = itertools.count()
 
