@@ -79,9 +79,7 @@ class FileOpener:
     async def close(self, handle: ReadHandle) -> None:
         self._fetcher.forget_sequential(handle.tracker)
         self._metrics.open_handles.dec()
-        await self.release(handle.inode, handle.reader)
-
-    async def release(self, inode: Inode, reader: FileReader) -> None:
+        inode, reader = handle.inode, handle.reader
         inode.open_handles -= 1
         reader.users -= 1
         if not reader.users:

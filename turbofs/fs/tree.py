@@ -142,22 +142,15 @@ class Tree:
             raise InvalidRequestError(f"{inode.path} is not a symbolic link")
         return await self.source.readlink(inode.path)
 
-    async def mirror_attributes(self, mirror: HintMirror, caller: Caller) -> Attributes:
-        """What is mirrored, as far as *caller* may reach it."""
-        real = await self.resolve(mirror.path, caller)
-        self.give_back(real)
-        return real.attributes
-
     async def check_mirror(self, mirror: HintMirror, caller: Caller, wanted: int) -> None:
         """Raises where *caller* does not have *wanted* on what is mirrored."""
         self.give_back(await self.resolve(mirror.path, caller, wanted=wanted))
 
     async def _find_mirror(self, parent: Inode, mirror: HintMirror, name: str, caller: Caller) -> Inode:
-        await self.check_mirror(mirror, caller, SEARCH)
         path = join(mirror.path, name)
         if path == f"/{HIDDEN_NAME}":
             raise NotFoundError("hints are about files of the source, not about hidden ones")
-        real = await self.resolve(path, caller)
+        real = await self.resolve(path, caller)  # which asks for search permission on every directory above it
         try:
             return self.hidden.mirror(parent, name, path, real.attributes)
         finally:

@@ -9,7 +9,7 @@ from turbofs.metrics import Metrics
 from turbofs.model import Change, FileVersion
 from turbofs.read.extent_cache import CachedFile, Extent, ExtentState
 from turbofs.read.fetcher import Fetcher
-from turbofs.read.streams import ReadPlan, StreamTracker, buddy_chunk
+from turbofs.read.streams import PAGE_BYTES, ReadPlan, StreamTracker, buddy_chunk
 from turbofs.source.base import SourceFile
 
 _MOST_ADVANCES = 4
@@ -144,7 +144,7 @@ class FileReader:
         stop = plan.demand.stop
         if plan.sequential:
             stop = max(stop, buddy_chunk(position, plan.chunk_bytes, self.cached.version.size).stop)
-        gap = next(self.cached.gaps(position - position % 4096, min(stop, self.cached.version.size)))
+        gap = next(self.cached.gaps(position - position % PAGE_BYTES, min(stop, self.cached.version.size)))
         # The page before *position* may be covered by an extent that ends inside it (a file that grew).
         while gap.stop <= position:
             gap = next(self.cached.gaps(gap.stop, min(stop, self.cached.version.size)))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from turbofs.config import ReadConfig
 from turbofs.model import ByteRange
 
-_PAGE_BYTES = 4096
+PAGE_BYTES = 4096
 _REORDER_BYTES = 4 << 20
 """The kernel's read-ahead, the distance within which its requests may overtake one another."""
 
@@ -83,7 +83,7 @@ class StreamTracker:
 
     def _begin(self, offset: int, stop: int, size: int) -> ReadPlan:
         first = self._config.first_extent_bytes
-        start = offset - offset % _PAGE_BYTES
+        start = offset - offset % PAGE_BYTES
         # A file's beginning is mostly followed by the rest; a small file is cheaper whole than in two requests.
         reach = first if offset == 0 else stop
         end = size if size - start <= first else min(max(_page_up(stop), reach), size)
@@ -97,7 +97,7 @@ class StreamTracker:
         window = min(stream.window_bytes, max(limit_bytes, self._config.first_extent_bytes))
         largest_chunk = length_to_chunk(window)
         target = min(stream.position + window, size)
-        start = offset - offset % _PAGE_BYTES
+        start = offset - offset % PAGE_BYTES
         demand = ByteRange(start, min(_page_up(stop), size))
         ahead: list[ByteRange] = []
         position = max(stream.planned, demand.start)
@@ -118,8 +118,8 @@ def buddy_chunk(position: int, chunk_bytes: int, size: int) -> ByteRange:
 
 def length_to_chunk(length: int) -> int:
     """The power of two at or below *length* (at least one page)."""
-    return max(_PAGE_BYTES, 1 << (length.bit_length() - 1)) if length > 0 else _PAGE_BYTES
+    return max(PAGE_BYTES, 1 << (length.bit_length() - 1)) if length > 0 else PAGE_BYTES
 
 
 def _page_up(offset: int) -> int:
-    return -(-offset // _PAGE_BYTES) * _PAGE_BYTES
+    return -(-offset // PAGE_BYTES) * PAGE_BYTES
