@@ -62,6 +62,28 @@ class ReadConfig:
 
 
 @dataclass(frozen=True)
+class WriteConfig:
+    """Staging and flushing (`turbofs/write/`)."""
+
+    staging_dir: Path | None = None
+    """Where written bytes wait for the source; None: a folder of the mount on tmpfs (see `write.staging_place`)."""
+    staging_size_bytes: int | None = None
+    """Hard limit of staged bytes; None: half of what is free there at the start, at most a half of the memory limit."""
+    staging_soft_bytes: int | None = None
+    """From here on writers are slowed to the rate at which the source takes bytes; None: three quarters of the limit."""
+    stream_from_bytes: int = 8 * MIB
+    """A file written front to back is uploaded while it is written once it is this long; smaller ones at close."""
+    piece_bytes: int = 4 * MIB
+    """What is handed to the source at a time: less costs throughput, more only memory."""
+    uploads: int = 16
+    """Files uploaded at once: completing a small file on HDFS mostly waits (450 ms at one replica)."""
+    stall_s: float = 10.0
+    """How long a writer waits for room in staging while nothing is freed, before it is answered ENOSPC."""
+    drain_s: float = 60.0
+    """How long the end of a mount waits for staged files to reach the source; what is left then is saved on disk."""
+
+
+@dataclass(frozen=True)
 class FsConfig:
     """Names and attributes (`turbofs/fs/`)."""
 
@@ -83,7 +105,8 @@ class MountConfig:
 
     source: str
     mountpoint: Path
-    read_only: bool = True
+    read_only: bool = False
+    """Refuse changes; enforced by the mount itself, so that hints can still be set."""
     allow_other: bool = True
     wait_s: float = 30.0
     """How long the start waits for a source that does not answer yet."""
@@ -107,4 +130,5 @@ class Config:
     mount: MountConfig
     source: SourceConfig = field(default_factory=SourceConfig)
     read: ReadConfig = field(default_factory=ReadConfig)
+    write: WriteConfig = field(default_factory=WriteConfig)
     fs: FsConfig = field(default_factory=FsConfig)

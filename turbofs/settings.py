@@ -16,14 +16,25 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from turbofs.config import Config, FsConfig, MountConfig, ReadConfig, SourceConfig
+from turbofs.config import Config, FsConfig, MountConfig, ReadConfig, SourceConfig, WriteConfig
 from turbofs.errors import ConfigError, InvalidRequestError
 from turbofs.limits import default_memory_bytes
 from turbofs.units import format_size, parse_duration, parse_size
 
 SYSTEM_FILE = Path("/etc/turbofs/turbofs.toml")
-_ROOMS: dict[str, type] = {"mount": MountConfig, "source": SourceConfig, "read": ReadConfig, "fs": FsConfig}
-_ALIASES = {("mount", "memory"): ("read", "memory"), ("mount", "client"): ("source", "client")}
+_ROOMS: dict[str, type] = {
+    "mount": MountConfig,
+    "source": SourceConfig,
+    "read": ReadConfig,
+    "write": WriteConfig,
+    "fs": FsConfig,
+}
+_ALIASES = {
+    ("mount", "memory"): ("read", "memory"),
+    ("mount", "client"): ("source", "client"),
+    ("mount", "staging_dir"): ("write", "staging_dir"),
+    ("mount", "staging_size"): ("write", "staging_size"),
+}
 _SUFFIXES = {"_bytes": "size", "_s": "time", "_kib": "kib"}
 _CHOICES = {
     ("source", "client"): ("native", "libhdfs"),
@@ -31,7 +42,7 @@ _CHOICES = {
     ("mount", "log_level"): ("debug", "info", "warning", "error"),
 }
 _MAY_BE_ZERO = {("fs", "attribute_timeout"), ("fs", "owner_timeout"), ("fs", "space_refresh"), ("mount", "wait")}
-_LEAST = {("read", "memory"): 32 << 20, ("read", "extent"): 64 << 10, ("read", "first_extent"): 4 << 10}
+_LEAST = {("write", "staging_size"): 16 << 20, ("read", "memory"): 32 << 20, ("read", "extent"): 64 << 10, ("read", "first_extent"): 4 << 10}
 
 _LEAST_EXTENTS = 4  # a demanded one beside what is read ahead; see read/memory_budget.py
 

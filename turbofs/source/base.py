@@ -43,6 +43,7 @@ class Capability(enum.Enum):
     RENAME_REPLACE = "rename-replace"  # atomic, and replaces a file
     DELETE = "delete"
     DIRECTORIES = "directories"  # directories exist on their own, empty ones too
+    KEEPS_OPEN = "keeps-open"  # an open file can be read to its end after its name was replaced or deleted
     REPLICATION = "replication"
     BLOCK_LOCATIONS = "block-locations"
     SPACE = "space"
@@ -166,6 +167,14 @@ class Source(ABC):
     async def create(self, path: str, *, mode: int = 0o644, replace: bool = False) -> SourceWriter:
         """Create a file. Without *replace* an existing name raises AlreadyExistsError."""
         raise self._unsupported("creating files", path)
+
+    async def being_written(self, path: str) -> bool:
+        """Whether some client has the file *path* open for writing, so that replacing it would destroy what it writes.
+
+        Always False where the source keeps no such record. Raises NotFoundError.
+        """
+        await self.stat(path)
+        return False
 
     async def append(self, path: str) -> SourceWriter:
         raise self._unsupported("appending", path)
