@@ -42,7 +42,12 @@ _CHOICES = {
     ("mount", "log_level"): ("debug", "info", "warning", "error"),
 }
 _MAY_BE_ZERO = {("fs", "attribute_timeout"), ("fs", "owner_timeout"), ("fs", "space_refresh"), ("mount", "wait")}
-_LEAST = {("write", "staging_size"): 16 << 20, ("read", "memory"): 32 << 20, ("read", "extent"): 64 << 10, ("read", "first_extent"): 4 << 10}
+_LEAST = {
+    ("write", "staging_size"): 16 << 20,
+    ("read", "memory"): 32 << 20,
+    ("read", "extent"): 64 << 10,
+    ("read", "first_extent"): 4 << 10,
+}
 
 _LEAST_EXTENTS = 4  # a demanded one beside what is read ahead; see read/memory_budget.py
 

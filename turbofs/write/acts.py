@@ -89,7 +89,7 @@ def paths_of(act: Act) -> tuple[str, ...]:
 
 def is_below(path: str, top: str) -> bool:
     """Whether *path* is *top* or lies under it."""
-    return top == ROOT or path == top or path.startswith(f"{top}/")
+    return top in {ROOT, path} or path.startswith(f"{top}/")
 
 
 def touch(one: str, other: str) -> bool:
