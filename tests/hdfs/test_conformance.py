@@ -16,6 +16,8 @@ pytestmark = pytest.mark.hdfs
 
 
 class TestHdfsSource(SourceConformance):
+    knows_writers = True
+
     @pytest.fixture(autouse=True)
     def _cluster(self, hdfs, hdfs_config):
         self.hdfs = hdfs

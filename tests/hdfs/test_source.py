@@ -420,6 +420,26 @@ async def test_without_webhdfs_versions_are_weak_and_said_to_be(connected, hdfs_
         assert source.describe()["versions"] == "strong"
 
 
+async def test_without_webhdfs_the_namenode_is_asked_who_writes_by_an_append_that_it_refuses(
+    connected, hdfs_dir, elsewhere
+):
+    writer = elsewhere.create(f"{hdfs_dir}/f")
+    writer.write(b"theirs")
+    writer.hsync()
+    async with connected(web_address=f"127.0.0.1:{free_port()}") as source:
+        assert Capability.KEEPS_OPEN not in source.capabilities
+        assert await source.being_written("/f")
+        with pytest.raises(BusyError):
+            await source.create("/f", replace=True)
+        writer.close()
+        assert not await source.being_written("/f")
+        assert await read_file(source, "/f") == b"theirs"
+        await write_file(source, "/f", b"ours")
+        assert await read_file(source, "/f") == b"ours"
+        with pytest.raises(NotFoundError):
+            await source.being_written("/none")
+
+
 @asynccontextmanager
 async def silent_server():
     """A port that takes connections and never answers."""

@@ -15,6 +15,8 @@ from turbofs.testing.faulty import FaultySource
 
 
 class TestMemorySource(SourceConformance):
+    knows_writers = True
+
     @asynccontextmanager
     async def make_source(self):
         source = MemorySource()
@@ -24,6 +26,8 @@ class TestMemorySource(SourceConformance):
 
 
 class TestDelegatingSource(SourceConformance):
+    knows_writers = True
+
     @asynccontextmanager
     async def make_source(self):
         source = CountingSource(FaultySource(MemorySource()))
@@ -33,6 +37,8 @@ class TestDelegatingSource(SourceConformance):
 
 
 class TestRetryingSource(SourceConformance):
+    knows_writers = True
+
     @asynccontextmanager
     async def make_source(self):
         source = RetryingSource(MemorySource(), SourceConfig())

@@ -16,13 +16,14 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from turbofs.errors import NotSupportedError
+from turbofs.errors import IsADirectoryTurboError, NotSupportedError
 from turbofs.model import (
     AttributeChange,
     Attributes,
     BlockLocation,
     ByteRange,
     DirectoryEntry,
+    FileKind,
     FileVersion,
     Space,
 )
@@ -171,9 +172,10 @@ class Source(ABC):
     async def being_written(self, path: str) -> bool:
         """Whether some client has the file *path* open for writing, so that replacing it would destroy what it writes.
 
-        Always False where the source keeps no such record. Raises NotFoundError.
+        Always False where the source keeps no such record. Raises NotFoundError, IsADirectoryTurboError.
         """
-        await self.stat(path)
+        if (await self.stat(path)).kind is FileKind.DIRECTORY:
+            raise IsADirectoryTurboError(f"{path} is a directory")
         return False
 
     async def append(self, path: str) -> SourceWriter:

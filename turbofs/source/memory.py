@@ -48,6 +48,7 @@ class _Node:
     data: bytearray = field(default_factory=bytearray)
     children: dict[str, _Node] = field(default_factory=dict)
     target: str = ""
+    writers: int = 0
     number: int = field(default_factory=lambda: next(_ids))
     change: int = 0
     mtime_ns: int = 0
@@ -161,6 +162,10 @@ class MemorySource(Source):
         directory.children[name] = node
         directory.touch_content()
         return _MemoryWriter(node, path, new_in=directory)
+
+    async def being_written(self, path: str) -> bool:
+        await trio.lowlevel.checkpoint()
+        return self._file(path).writers > 0
 
     async def append(self, path: str) -> SourceWriter:
         await trio.lowlevel.checkpoint()
@@ -316,6 +321,7 @@ class _MemoryWriter(SourceWriter):
         self._directory = new_in
         self._pending = bytearray()
         self._open = True
+        node.writers += 1
 
     async def write(self, data: memoryview) -> None:
         await trio.lowlevel.checkpoint()
@@ -332,15 +338,21 @@ class _MemoryWriter(SourceWriter):
 
     async def aclose(self) -> None:
         await self.sync()
-        self._open = False
+        self._end()
 
     async def abort(self) -> None:
-        was_open, self._open = self._open, False
+        was_open = self._end()
         self._pending.clear()
         if was_open and self._directory is not None:
             for name, node in list(self._directory.children.items()):
                 if node is self._node:
                     del self._directory.children[name]
+
+    def _end(self) -> bool:
+        """Nothing is written from now on; True the first time."""
+        was_open, self._open = self._open, False
+        self._node.writers -= was_open
+        return was_open
 
 
 class _MemoryListing(Listing):

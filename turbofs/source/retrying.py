@@ -103,6 +103,9 @@ class RetryingSource(Source):
     async def block_locations(self, path: str, wanted: ByteRange) -> Sequence[BlockLocation]:
         return await self._retrier.run("locate", path, lambda: self.inner.block_locations(path, wanted))
 
+    async def being_written(self, path: str) -> bool:
+        return await self._retrier.run("look at", path, lambda: self.inner.being_written(path))
+
     # --- acts that come to the same when done twice
 
     async def append(self, path: str) -> SourceWriter:

@@ -19,6 +19,8 @@ class ConformanceBase(ABC):
     """How many names the large directory has: more than two batches of the source."""
     large_bytes: int = 3 << 20
     """Size of the large file: more than one block or part where that is cheap to arrange."""
+    knows_writers: bool = False
+    """Whether the source keeps a record of who has a file open for writing."""
 
     @abstractmethod
     def make_source(self) -> AbstractAsyncContextManager[Source]:

@@ -13,8 +13,8 @@ T = TypeVar("T")
 ACTS = frozenset(
     {
         "connect", "stat", "stat_exact", "list", "next_batch", "open", "read", "refresh", "readlink", "space",
-        "block_locations", "create", "append", "write", "sync", "complete", "rename", "delete", "delete_directory",
-        "make_directory", "make_symlink", "set_attributes", "set_replication",
+        "block_locations", "being_written", "create", "append", "write", "sync", "complete", "rename", "delete",
+        "delete_directory", "make_directory", "make_symlink", "set_attributes", "set_replication",
     }
 )  # fmt: skip
 """The names that `around` is called with; "complete" is the close of a writer."""
@@ -66,6 +66,9 @@ class DelegatingSource(Source):
     async def create(self, path: str, *, mode: int = 0o644, replace: bool = False) -> SourceWriter:
         writer = await self.around("create", path, lambda: self.inner.create(path, mode=mode, replace=replace))
         return _DelegatingWriter(self, path, writer)
+
+    async def being_written(self, path: str) -> bool:
+        return await self.around("being_written", path, lambda: self.inner.being_written(path))
 
     async def append(self, path: str) -> SourceWriter:
         return _DelegatingWriter(self, path, await self.around("append", path, lambda: self.inner.append(path)))

@@ -55,7 +55,11 @@ _log = structlog.get_logger(__name__)
 _SETTLE_S = 1.0
 """A transfer that nobody wants any more ends with its next piece; what takes longer than this hangs."""
 _OF_WEB = frozenset({Capability.STRONG_VERSIONS, Capability.BLOCK_LOCATIONS, Capability.SPACE})
-_ALWAYS = frozenset(Capability) - _OF_WEB - {Capability.SYMLINKS, Capability.ARBITRARY_NAMES}
+_NEVER = frozenset(
+    # A file that lost its last name has lost its bytes, too.
+    {Capability.SYMLINKS, Capability.ARBITRARY_NAMES, Capability.KEEPS_OPEN}
+)
+_ALWAYS = frozenset(Capability) - _OF_WEB - _NEVER
 
 
 class HdfsSource(Source):
@@ -182,14 +186,31 @@ class HdfsSource(Source):
         where = self._new(path)
         if not replace:
             return await self._create(where, path, mode)
-        await self._require_closed(where, path)
+        await self._require_closed(path)
         temporary = join(split(where)[0], f".turbofs-{secrets.token_hex(8)}.tmp")
 
         async def publish() -> None:
-            await self._require_closed(where, path)
+            await self._require_closed(path)
             await self._call("replace", path, lambda client: client.rename(temporary, where, True))
 
         return await self._create(temporary, path, mode, publish)
+
+    async def being_written(self, path: str) -> bool:
+        """See `Source.being_written`.
+
+        WebHDFS tells. Where it is out of reach the file is opened for appending and closed as it was, which the
+        NameNode refuses while a client holds its lease. That needs the right to write the file, moves its modification
+        time, and takes the file from a writer that has been dead for a minute (HDFS's soft limit).
+        """
+        where = self._existing(path)
+        try:
+            return await self._hdfs.web.under_construction(where, path)
+        except SourceUnavailableError:
+            try:
+                await self._call("look at", path, lambda client: client.append(where).close())
+            except BusyError:
+                return True
+            return False
 
     async def append(self, path: str) -> SourceWriter:
         where = self._existing(path)
@@ -329,15 +350,13 @@ class HdfsSource(Source):
         if not await self._call("delete", path, lambda client: client.delete(where, False)):
             raise NotFoundError(f"{path} does not exist")
 
-    async def _require_closed(self, where: str, path: str) -> None:
+    async def _require_closed(self, path: str) -> None:
         """Raises BusyError where some client has the file open for writing, IsADirectoryTurboError for a directory."""
         try:
-            if await self._hdfs.web.under_construction(where, path):
+            if await self.being_written(path):
                 raise BusyError(f"{path} is being written by another client", advice="wait until it is closed")
         except NotFoundError:
             return
-        except SourceUnavailableError as error:
-            raise SourceUnavailableError(f"only WebHDFS tells whether {path} is being written: {error}") from error
 
     async def _call(self, act: str, path: str, function: Callable[[hdfs_native.Client], T]) -> T:
         return await self._hdfs.ask(f"{act} {path}", lambda: self._blocking(act, path, function))
