@@ -1,8 +1,9 @@
 """From files, `-o` options and flags to one `Config`: flags win over `-o`, that over files, those over defaults.
 
 A key is a field of a room's dataclass without its unit (`attribute_timeout_s` is `attribute_timeout`), in the table
-of that room. What `turbofs mount` has a flag for is also a key of `[mount]`: `memory`, `client`. Values carry their
-unit: sizes "4GiB", times "500ms". Unknown tables and keys are refused with the nearest one that exists.
+of that room. What `turbofs mount` has a flag for is also a key of `[mount]`: `memory`, `client`, `staging_dir`,
+`staging_size`. Values carry their unit: sizes "4GiB", times "500ms". Unknown tables and keys are refused with the nearest
+one that exists.
 """
 
 from __future__ import annotations
@@ -41,7 +42,14 @@ _CHOICES = {
     ("mount", "log_format"): ("auto", "json", "console"),
     ("mount", "log_level"): ("debug", "info", "warning", "error"),
 }
-_MAY_BE_ZERO = {("fs", "attribute_timeout"), ("fs", "owner_timeout"), ("fs", "space_refresh"), ("mount", "wait")}
+_MAY_BE_ZERO = {
+    ("fs", "attribute_timeout"),
+    ("fs", "owner_timeout"),
+    ("fs", "space_refresh"),
+    ("mount", "wait"),
+    ("write", "stall"),
+    ("write", "drain"),
+}
 _LEAST = {
     ("write", "staging_size"): 16 << 20,
     ("read", "memory"): 32 << 20,
@@ -165,6 +173,12 @@ def build_config(*layers: Values) -> Config:
             f"a memory budget of {format_size(memory_bytes)} does not hold {_LEAST_EXTENTS} extents of "
             f"{format_size(extent_bytes)}",
             advice="raise memory (or the cgroup's limit, of which it is a quarter by default), or lower read.extent",
+        )
+    soft_bytes, hard_bytes = config.write.staging_soft_bytes, config.write.staging_size_bytes
+    if soft_bytes is not None and hard_bytes is not None and soft_bytes > hard_bytes:
+        raise ConfigError(
+            f"write.staging_soft ({format_size(soft_bytes)}) is above staging_size ({format_size(hard_bytes)})",
+            advice="writers are slowed from staging_soft on and refused beyond staging_size: it must be the smaller one",
         )
     return config
 

@@ -239,6 +239,32 @@ def test_links_to_the_mount_point_are_followed(tmp_path):
     assert mount_point.prepare(str(tmp_path / "link"), "memory:", print) == str(tmp_path / "mnt")
 
 
+def test_staging_lies_outside_of_the_mount_and_of_the_source(tmp_path, capsys):
+    for name in ("mnt", "data/staging", "fine"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "link").symlink_to("mnt/sub")
+    (tmp_path / "other").symlink_to("data/staging")
+    for name, message in [
+        ("mnt", "wait for itself"),
+        ("mnt/sub/new", "wait for itself"),
+        ("link", "wait for itself"),
+        ("data/staging", "inside the source"),
+        ("other", "inside the source"),
+    ]:
+        arguments = [f"file://{tmp_path}/data", str(tmp_path / "mnt"), "--staging-dir", str(tmp_path / name)]
+        code, _, err = run(capsys, "mount", *arguments)
+        assert (code, message in err) == (2, True), name
+    code, _, err = run(capsys, "mount", "memory:", str(tmp_path / "mnt"), "--staging-dir", "fine")
+    assert (code, "absolute path" in err) == (2, True)
+    mount_point.check_staging(str(tmp_path / "fine"), str(tmp_path / "mnt"), f"file://{tmp_path}/data")
+
+
+def test_staging_inside_another_mount_is_refused(monkeypatch):
+    monkeypatch.setattr(mount_table, "turbofs_mounts", lambda: {"/mnt/other": None})
+    with pytest.raises(ConfigError, match="inside the mount /mnt/other"):
+        mount_point.check_staging("/mnt/other/staging", "/mnt/x", "memory:")
+
+
 def test_mount_helper_takes_fstab_options_and_checks_with_f(tmp_path, capsys):
     options = f"rw,_netdev,x-systemd.automount,memory=1GiB,config={tmp_path}/c.toml"
     (tmp_path / "c.toml").write_text('[fs]\nattribute_timeout = "2s"\n')

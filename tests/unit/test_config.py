@@ -114,6 +114,10 @@ def test_flags_win_over_options_over_files_over_defaults(tmp_path):
         ("[fs]\nattribute_timeout = inf\n", "is not a time"),
         ("[fs]\nstate_dir = 'relative'\n", "is not an absolute path"),
         ("[mount]\nmemory = '1GiB'\n[read]\nmemory = '2GiB'\n", "set twice"),
+        ("[mount]\nstaging_dir = 'relative'\n", "is not an absolute path"),
+        ("[mount]\nstaging_size = '1MiB'\n", "too small"),
+        ("[mount]\nstaging_dirr = '/x'\n", "did you mean 'staging_dir'"),
+        ("[write]\ndrain = -1\n", "is not a time"),
         ("[mount\n", "not TOML"),
     ],
 )
@@ -157,6 +161,28 @@ def test_source_and_directory_must_be_named(missing):
 def test_a_config_survives_the_way_to_the_daemon(tmp_path):
     config = settings.build_config(settings.parse_options([f"memory=1GiB,log_dir={tmp_path},source.user=é"]), PLACE)
     assert settings.from_document(json.loads(json.dumps(settings.to_document(config)))) == config
+
+
+def test_staging_is_set_by_flags_options_and_files_alike(tmp_path):
+    file = toml(tmp_path, "[write]\nstaging_dir = '/dev/shm/a'\nstaging_size = '1GiB'\nuploads = 4\n")
+    options = settings.parse_options(["staging_size=2GiB,write.drain=0s,write.staging_soft=1GiB"])
+    flags = settings.flag_values(staging_dir="/dev/shm/b", staging_size=None, read_only=None)
+    write = settings.build_config(file, options, flags, PLACE).write
+    assert (write.staging_dir, write.staging_size_bytes, write.uploads) == (Path("/dev/shm/b"), 2 * GIB, 4)
+    assert (write.drain_s, write.staging_soft_bytes) == (0, GIB)
+    config = settings.build_config(file, PLACE)
+    assert config.mount.read_only is False
+    assert settings.from_document(json.loads(json.dumps(settings.to_document(config)))) == config
+
+
+def test_a_staging_directory_must_be_named_from_the_root():
+    with pytest.raises(ConfigError, match="--staging-dir: 'here' is not an absolute path"):
+        settings.flag_values(staging_dir="here")
+
+
+def test_writers_cannot_be_slowed_beyond_the_limit():
+    with pytest.raises(ConfigError, match="above staging_size"):
+        settings.build_config(settings.parse_options(["staging_size=1GiB,write.staging_soft=2GiB"]), PLACE)
 
 
 @given(st.lists(st.text(max_size=30), max_size=4))

@@ -36,9 +36,15 @@ def command(
         str | None,
         typer.Option(metavar="SIZE", help="Budget of all buffers (a quarter of the memory limit, at most 8GiB)."),
     ] = None,
-    read_only: Annotated[
-        bool | None, typer.Option("--read-only", help="Refuse changes (always so in this version).")
+    staging_dir: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Where written bytes wait for the source (a folder of the mount on tmpfs)."),
     ] = None,
+    staging_size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Most bytes that may wait there; beyond it a write is answered ENOSPC."),
+    ] = None,
+    read_only: Annotated[bool | None, typer.Option("--read-only", help="Refuse changes.")] = None,
     allow_other: Annotated[
         bool | None, typer.Option(help="Let other users in, by the permissions of files (root: yes).")
     ] = None,
@@ -59,7 +65,14 @@ def command(
     """
     source, directory = (None, first) if second is None else (first, second)
     flags = settings.flag_values(
-        source=source, wait=wait, memory=memory, read_only=read_only, allow_other=allow_other, client=client
+        source=source,
+        wait=wait,
+        memory=memory,
+        staging_dir=staging_dir,
+        staging_size=staging_size,
+        read_only=read_only,
+        allow_other=allow_other,
+        client=client,
     )
     config = load_config(flags, options or [], config_file, directory)
     mount(config, foreground=foreground)
@@ -105,6 +118,8 @@ def check(config: Config) -> Config:
 
     parse_source_uri(config.mount.source)
     place = mount_point.prepare(str(config.mount.mountpoint), config.mount.source, note, _base(config))
+    if config.write.staging_dir is not None:
+        mount_point.check_staging(str(config.write.staging_dir), place, config.mount.source)
     return settings.with_mountpoint(config, Path(place))
 
 

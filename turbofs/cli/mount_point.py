@@ -88,6 +88,25 @@ def _umount_call(mountpoint: str, flags: int) -> None:
         raise BusyError(message) if number == errno.EBUSY else MountError(message)
 
 
+def check_staging(directory: str, mountpoint: str, source: str) -> None:
+    """Staging at *directory* must lie outside of every TurboFS mount, the one to be made included, and of the source.
+
+    Raises ConfigError. Follows links up to a mount, and does not look below.
+    """
+    found = mount_table.resolve(directory, {mountpoint, *mount_table.turbofs_mounts()})
+    if not isinstance(found, str):
+        raise ConfigError(
+            f"the staging directory {directory} lies inside the mount {found.mountpoint}: it would wait for itself",
+            advice="choose one outside of it, on a tmpfs",
+        )
+    tree = _local_tree(source)
+    if tree is not None and _inside(os.path.realpath(found), tree):
+        raise ConfigError(
+            f"the staging directory {directory} lies inside the source {tree}: the mount would show what it stages",
+            advice="choose one outside of it, on a tmpfs",
+        )
+
+
 def _canonical(mountpoint: str, stops: set[str]) -> str:
     found = mount_table.resolve(mountpoint, stops)
     if isinstance(found, str):
@@ -114,15 +133,22 @@ def _check_directory(path: str) -> None:
 
 def _check_apart(path: str, source: str) -> None:
     """A daemon that reads its own mount waits for itself, for ever."""
-    scheme, _, rest = source.partition(":")
-    if scheme.lower() != "file":
+    tree = _local_tree(source)
+    if tree is None:
         return
-    tree = os.path.realpath(urllib.parse.unquote(rest.removeprefix("//").removeprefix("localhost") or "/"))
     if _inside(path, tree) or _inside(tree, path):
         raise ConfigError(
             f"{path} and the source {tree} lie inside one another: the daemon would wait for itself",
             advice="mount outside of the tree that is the source",
         )
+
+
+def _local_tree(source: str) -> str | None:
+    """The directory that a `file:` source is; None for the other kinds."""
+    scheme, _, rest = source.partition(":")
+    if scheme.lower() != "file":
+        return None
+    return os.path.realpath(urllib.parse.unquote(rest.removeprefix("//").removeprefix("localhost") or "/"))
 
 
 def _inside(path: str, tree: str) -> bool:
