@@ -60,7 +60,8 @@ class Files:
 
     def __init__(self, folder):
         self.folder, self.events, self.jobs, self.hints = folder, EventBus(), [], []
-        self.level = "persisted"
+        self.level, self.reason, self.looks, self.changed = "persisted", None, 0, trio.Event()
+        self.parked = {7: {"id": 7, "path": "/run/a", "size": 3, "hidden": "/.turbofs/conflicts/7/a"}}
 
     def status(self, caller):
         return {"inodes": 1}
@@ -88,7 +89,34 @@ class Files:
         return self.jobs[job_id - 1]
 
     async def durability(self, path, caller):
+        self.looks += 1
+        await trio.lowlevel.checkpoint()
         return self.level
+
+    def durability_changed(self):
+        return self.changed
+
+    def broken_reason(self, path):
+        return self.reason
+
+    def becomes(self, level):
+        self.level, changed, self.changed = level, self.changed, trio.Event()
+        changed.set()
+
+    async def conflicts(self, caller):
+        return list(self.parked.values())
+
+    async def publish_conflict(self, conflict_id, to, caller):
+        found = self.parked.pop(conflict_id, None)
+        if found is None:
+            raise NotFoundError(f"no conflict {conflict_id}")
+        await trio.sleep(600)
+        return {"id": conflict_id, "path": to or found["path"], "size": 3, "replaced": None}
+
+    async def drop_conflict(self, conflict_id, caller):
+        if caller.uid not in {0, os.getuid()}:
+            raise NotPermittedError("not yours")
+        del self.parked[conflict_id]
 
     async def local_descriptor(self, path, caller):
         if path != "/local":
@@ -229,10 +257,83 @@ async def test_wait_for_durability_succeeds_times_out_or_reports_broken(files, a
     with pytest.raises(DeadlineExceededError, match="still 'staged'"):
         await wait()
     files.level = "broken"
-    with pytest.raises(TurboError, match="broken"):
+    with pytest.raises(TurboError, match="broken: no reason is known"):
+        await wait()
+    files.reason = "the target had changed"
+    with pytest.raises(TurboError, match="/a is broken: the target had changed"):
         await wait()
     with pytest.raises(InvalidRequestError, match="unknown level"):
         await wait("open")
+
+
+async def test_a_wait_looks_when_something_has_changed_and_only_then(files, autojump_clock):
+    files.level = "open"
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+
+        async def finish():
+            await trio.sleep(100)
+            files.becomes("staged")
+            await trio.sleep(100)
+            files.becomes("persisted")
+
+        nursery.start_soon(finish)
+        request = codec.Request(1, "wait", {"path": "/a", "timeout_s": 1000})
+        assert (await ops(files).handle(request, Caller(0, 0, 1))).result["durability"] == "persisted"
+    assert files.looks == 3
+    assert trio.current_time() - began == pytest.approx(200, abs=1)
+
+
+async def test_a_change_during_the_look_is_not_missed(files, autojump_clock):
+    files.level = "open"
+    look = files.durability
+
+    async def overtaken(path, caller):
+        level = await look(path, caller)
+        if level == "open":
+            files.becomes("persisted")
+        return level
+
+    files.durability = overtaken
+    request = codec.Request(1, "wait", {"path": "/a", "timeout_s": 1000})
+    began = trio.current_time()
+    assert (await ops(files).handle(request, Caller(0, 0, 1))).result["durability"] == "persisted"
+    assert trio.current_time() - began < 1
+
+
+async def test_a_wait_ends_in_time_though_the_source_is_silent(files, autojump_clock):
+    async def silent(path, caller):
+        await trio.sleep_forever()
+
+    files.durability = silent
+    began = trio.current_time()
+    request = codec.Request(1, "wait", {"path": "/a", "timeout_s": 0})
+    with pytest.raises(DeadlineExceededError, match="no answer about it"):
+        await ops(files).handle(request, Caller(0, 0, 1))
+    assert trio.current_time() - began < 5
+
+
+async def test_parked_bytes_are_listed_shown_published_and_dropped(files, autojump_clock):
+    handler, caller = ops(files), Caller(os.getuid(), 0, 1)
+
+    async def do(act, caller=caller, **args):
+        return (await handler.handle(codec.Request(1, "conflicts", {"act": act, **args}), caller)).result
+
+    found = {"id": 7, "path": "/run/a", "size": 3, "hidden": "/.turbofs/conflicts/7/a"}
+    assert await do("ls") == {"conflicts": [found]}
+    assert await do("show", id=7) == found
+    with pytest.raises(NotFoundError, match="no conflict 8"):
+        await do("show", id=8)
+    with pytest.raises(NotPermittedError):
+        await do("drop", Caller(54321, 1, 1), id=7)
+    # Longer than the deadline of a request: bytes are written.
+    assert await do("publish", id=7, to="/b") == {"id": 7, "path": "/b", "size": 3, "replaced": None}
+    assert await do("ls") == {"conflicts": []}
+    files.parked[8] = {"id": 8, "path": "/run/b"}
+    assert (await do("publish", id=8))["path"] == "/run/b"
+    files.parked[9] = {"id": 9}
+    assert await do("drop", id=9) == {"id": 9}
+    assert files.parked == {}
 
 
 async def test_open_passes_a_descriptor_of_the_local_copy(path, files):
@@ -277,6 +378,13 @@ async def test_group_operations_say_that_there_are_none(files, op):
         ("wait", {"job": 1}),
         ("wait", {"job": 1, "timeout_s": float("nan")}),
         ("wait", {"job": 1, "timeout_s": -1}),
+        ("conflicts", {}),
+        ("conflicts", {"act": "burn", "id": 7}),
+        ("conflicts", {"act": "ls", "id": 7}),
+        ("conflicts", {"act": "show"}),
+        ("conflicts", {"act": "drop", "id": "7"}),
+        ("conflicts", {"act": "drop", "id": 7, "to": "/b"}),
+        ("conflicts", {"act": "publish", "id": 7, "to": "b"}),
         ("status", {"path": "relative"}),
         ("status", {"path": "/a/../b"}),
         ("status", {"path": "/a\0b"}),
