@@ -183,6 +183,13 @@ def test_errors_are_two_lines_on_stderr_and_a_document_with_json(capsys):
         (["prefetch", "/etc"], 3),
         (["wait", "/etc", "--until", "soon"], 2),
         (["wait", "/etc"], 3),
+        (["conflicts"], 2),
+        (["conflicts", "burn"], 2),
+        (["conflicts", "ls", "/etc"], 3),
+        (["conflicts", "show", "/etc", "x"], 2),
+        (["conflicts", "show", "/etc", "0"], 2),
+        (["conflicts", "publish", "/etc", "1", "--timeout", "soon"], 2),
+        (["conflicts", "drop", "/etc", "1", "--yes"], 3),
         (["status", "/etc"], 3),
         (["status"], 0),
         (["--version"], 0),
@@ -200,6 +207,8 @@ def test_help_groups_the_commands_and_each_takes_json(capsys):
     for command in ("mount", "umount", "status", "hint", "prefetch", "wait", "doctor", "bench"):
         assert command in text
         assert "--json" in run(capsys, command, "--help")[1]
+    for act in ("ls", "show", "publish", "drop"):
+        assert "--json" in run(capsys, "conflicts", act, "--help")[1]
 
 
 def test_commands_start_without_loading_clients_or_the_event_loop():

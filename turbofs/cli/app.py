@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from turbofs import __version__
-from turbofs.cli import bench, doctor, hint, mount, prefetch, status, umount, wait, working_directory
+from turbofs.cli import bench, conflicts, doctor, hint, mount, prefetch, status, umount, wait, working_directory
 from turbofs.cli.failures import error_document, error_text, exit_code, only_turbo_error
 from turbofs.cli.output import json_mode, to_json
 
@@ -31,6 +31,7 @@ app.command("status", rich_help_panel=_MOUNTS)(status.command)
 app.command("hint", rich_help_panel=_HINTS)(hint.command)
 app.command("prefetch", rich_help_panel=_HINTS)(prefetch.command)
 app.command("wait", rich_help_panel=_HINTS)(wait.command)
+app.add_typer(conflicts.app, name="conflicts", rich_help_panel=_CARE)
 app.command("doctor", rich_help_panel=_CARE)(doctor.command)
 app.command("bench", rich_help_panel=_CARE)(bench.command)
 

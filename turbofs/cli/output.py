@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from typing import Annotated
 
@@ -45,6 +46,11 @@ def to_json(document: object) -> str:
 def note(message: str) -> None:
     """A line for people, which no program should parse."""
     print(f"turbofs: {message}", file=sys.stderr, flush=True)
+
+
+def clock(seconds: float) -> str:
+    """A time since the epoch as a person reads it, in local time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def _plain(value: object) -> object:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
 
 from turbofs.cli import mount_table
-from turbofs.cli.output import JsonOption, emit, json_mode
+from turbofs.cli.output import JsonOption, emit
+from turbofs.cli.progress import Show, progress
 from turbofs.errors import ProtocolError, TurboError
 from turbofs.units import format_size, parse_range
 from turbofs.wire.control_client import ControlClient
 
 Job = dict[str, object]
-Show = Callable[[list[Job]], None]
 _STEP_S = 0.5  # how long one `wait` message waits: the pace of the progress shown
-_LINE_EVERY_S = 5.0
 _START_LIMIT_S = 60.0
 
 
@@ -61,12 +57,12 @@ def _follow(started: list[tuple[ControlClient, Job]]) -> list[Job]:
     """Wait for all jobs, showing how they get on; Ctrl-C cancels those that still run."""
     jobs = [job for _, job in started]
     try:
-        with _progress() as show:
+        with progress() as show:
             for number, (client, _) in enumerate(started):
                 while jobs[number]["state"] == "running":
                     arguments = {"job": jobs[number]["job"], "timeout_s": _STEP_S}
                     jobs[number] = _job(client.call("wait", arguments, timeout_s=_STEP_S + 10.0))
-                    show(jobs)
+                    _show(show, jobs)
     except KeyboardInterrupt:
         for (client, _), job in zip(started, jobs, strict=True):
             if job["state"] == "running":
@@ -75,50 +71,9 @@ def _follow(started: list[tuple[ControlClient, Job]]) -> list[Job]:
     return jobs
 
 
-def _progress() -> AbstractContextManager[Show]:
-    return _Bar() if sys.stderr.isatty() and not json_mode() else _Lines()
-
-
-class _Bar(AbstractContextManager[Show]):
-    """A progress bar, for a terminal."""
-
-    def __enter__(self) -> Show:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
-        )
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._bar.start()
-        self._task = self._bar.add_task("fetching")
-        return self._show
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def _show(self, jobs: list[Job]) -> None:
-        self._bar.update(self._task, total=_total(jobs, "wanted_bytes"), completed=_total(jobs, "done_bytes"))
-
-
-class _Lines(AbstractContextManager[Show]):
-    """A line now and then, for logs and pipes."""
-
-    def __enter__(self) -> Show:
-        self._next = time.monotonic() + _LINE_EVERY_S
-        return self._show
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to put back."""
-
-    def _show(self, jobs: list[Job]) -> None:
-        if time.monotonic() >= self._next:
-            self._next += _LINE_EVERY_S
-            done, wanted = _total(jobs, "done_bytes"), _total(jobs, "wanted_bytes")
-            print(f"fetched {format_size(done)} of {format_size(wanted)}", file=sys.stderr, flush=True)
+def _show(show: Show, jobs: list[Job]) -> None:
+    done, wanted = _total(jobs, "done_bytes"), _total(jobs, "wanted_bytes")
+    show(done, wanted, "fetching", f"fetched {format_size(done)} of {format_size(wanted)}")
 
 
 def _job(result: object) -> Job:

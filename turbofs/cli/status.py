@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from turbofs.cli import mount_table
-from turbofs.cli.output import JsonOption, emit
+from turbofs.cli.output import JsonOption, clock, emit
+from turbofs.cli.writing_lines import writing_lines
 from turbofs.errors import DeadlineExceededError, NotReachableError, ProtocolError, TurboError
 from turbofs.units import format_size
 from turbofs.wire import runtime_dir
@@ -18,6 +19,7 @@ from turbofs.wire.control_client import ControlClient
 
 _PING_LIMIT_S = 2.0
 _STATUS_LIMIT_S = 10.0
+_TIMES = frozenset({"started", "when", "parked_at"})
 
 
 def command(
@@ -100,7 +102,10 @@ def _mounts_text(mounts: list[dict[str, object]]) -> str:
 def _lines(document: Mapping[str, object], indent: str = "") -> Iterator[str]:
     """*document* as indented lines; whatever a later daemon adds is shown as well."""
     for key, value in document.items():
-        if isinstance(value, dict):
+        if key == "writing" and isinstance(value, dict):
+            yield f"{indent}{key}:"
+            yield from writing_lines(value, indent + "  ")
+        elif isinstance(value, dict):
             if value:
                 yield f"{indent}{key}:"
                 yield from _lines(value, indent + "  ")
@@ -126,8 +131,8 @@ def _shown(key: str, value: object) -> str:
         return format_size(value)
     if isinstance(value, int | float) and key.endswith("_s"):
         return _duration(value)
-    if key == "started" and isinstance(value, float):
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
+    if key in _TIMES and isinstance(value, float):
+        return clock(value)
     return str(value)
 
 

@@ -1,4 +1,7 @@
-"""`turbofs umount DIR`: unmounts, waits until the daemon is gone, says who keeps the mount busy."""
+"""`turbofs umount DIR`: unmounts, waits until the daemon has written what is staged and is gone.
+
+Says who keeps a mount busy, how far the writing is, and what could not be written and where it is kept.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,17 @@ from typing import Annotated
 import typer
 
 from turbofs.cli import mount_point, mount_table
+from turbofs.cli.draining import Draining, left_text
 from turbofs.cli.output import JsonOption, emit, note
+from turbofs.cli.progress import progress
 from turbofs.errors import BusyError, DeadlineExceededError, InvalidRequestError, TurboError
-from turbofs.mountinfo import mount_entries
+from turbofs.mountinfo import MountEntry, mount_entries
 from turbofs.units import parse_duration
 from turbofs.wire import runtime_dir
 
 _BUSY_PATIENCE_S = 1.0  # a program that has just ended may still be closing its files
 _POLL_S = 0.05
+_LOOK_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +38,31 @@ class Holder:
     path: str
 
 
+@dataclass(frozen=True, slots=True)
+class Unmounted:
+    """A mount that has ended, and what its daemon could not write: `files`, `bytes`, `where`, `paths`."""
+
+    mountpoint: str
+    left: dict[str, object] | None = None
+
+
 def command(
     directory: Annotated[str, typer.Argument(metavar="DIR", show_default=False, help="The mount point.")],
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="How long to wait for the daemon to end.")] = "60s",
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="How long to wait for the daemon to write what is staged and end.")
+    ] = "5m",
     json: JsonOption = False,
 ) -> None:
-    """Unmount DIR; returns when its daemon is gone."""
-    place = unmount(directory, parse_duration(timeout))
-    emit({"mountpoint": place, "unmounted": True}, lambda: f"{place} is unmounted")
+    """Unmount DIR; returns when its daemon has written what is staged, and is gone."""
+    done = unmount(directory, parse_duration(timeout))
+    if done.left is not None:
+        note(left_text(done.left, done.mountpoint))
+    document = {"mountpoint": done.mountpoint, "unmounted": True, "left": done.left}
+    emit(document, lambda: f"{done.mountpoint} is unmounted")
 
 
-def unmount(directory: str, timeout_s: float) -> str:
-    """Unmount *directory* within *timeout_s*; returns the mount point.
+def unmount(directory: str, timeout_s: float) -> Unmounted:
+    """Unmount *directory* within *timeout_s*, showing how the writing gets on.
 
     Raises InvalidRequestError where it is no TurboFS mount, BusyError with the processes that hold it, and
     DeadlineExceededError where the daemon does not end.
@@ -63,26 +82,50 @@ def unmount(directory: str, timeout_s: float) -> str:
         if place in mounts:
             mount_point.detach(place, lazy=True)
         runtime_dir.discard(place, folder.parent)
-        return place
+        return Unmounted(place)
+    draining = Draining(folder / runtime_dir.SOCKET_NAME if folder is not None else None)
+    draining.look()  # also for where it will say what is left: it may end before the next look
     if place in mounts:
         _detach_idle(place, min(deadline, time.monotonic() + _BUSY_PATIENCE_S))
-    while place in mount_table.turbofs_mounts() or (folder and _alive(folder, record)):
-        if time.monotonic() > deadline:
-            who = f"daemon {record.pid}" if record else "daemon"
-            others = elsewhere(mounts[place].device) if place in mounts else []
-            if others:
-                pids = ", ".join(map(str, others[:8]))
-                raise DeadlineExceededError(
-                    f"{place} is unmounted here, but its {who} still serves other mount namespaces (of processes {pids})",
-                    advice="a container or `unshare` copied the mount: unmount it there, or end those processes",
-                )
-            raise DeadlineExceededError(
-                f"{place} is unmounted, but its {who} has not ended after {timeout_s:g} s",
-                advice="a program still holds one of its files, or the source does not answer; wait longer with --timeout,"
-                f" or end it with `kill -9 {record.pid if record else 'PID'}`",
-            )
-        time.sleep(_POLL_S)
-    return place
+    with progress() as show:
+        next_look = time.monotonic() + _LOOK_EVERY_S
+        while place in mount_table.turbofs_mounts() or (folder and _alive(folder, record)):
+            if time.monotonic() > deadline:
+                raise _too_slow(place, record, draining, mounts.get(place), timeout_s)
+            if time.monotonic() > next_look:
+                draining.look()
+                draining.tell(show)
+                next_look = time.monotonic() + _LOOK_EVERY_S
+            time.sleep(_POLL_S)
+    return Unmounted(place, draining.left())
+
+
+def _too_slow(
+    place: str,
+    record: runtime_dir.MountRecord | None,
+    draining: Draining,
+    entry: MountEntry | None,
+    timeout_s: float,
+) -> DeadlineExceededError:
+    who = f"daemon {record.pid}" if record else "daemon"
+    others = elsewhere(entry.device) if entry is not None else []
+    if others:
+        pids = ", ".join(map(str, others[:8]))
+        return DeadlineExceededError(
+            f"{place} is unmounted here, but its {who} still serves other mount namespaces (of processes {pids})",
+            advice="a container or `unshare` copied the mount: unmount it there, or end those processes",
+        )
+    if draining.files:
+        return DeadlineExceededError(
+            f"{place} is unmounted, but its {who} is still writing after {timeout_s:g} s: {draining}",
+            advice=f"it goes on by itself, and `turbofs status {place}` shows how far it is; wait with"
+            f" `turbofs umount {place} --timeout 10m`",
+        )
+    return DeadlineExceededError(
+        f"{place} is unmounted, but its {who} has not ended after {timeout_s:g} s",
+        advice="a program still holds one of its files, or the source does not answer; wait longer with --timeout,"
+        f" or end it with `kill -9 {record.pid if record else 'PID'}`",
+    )
 
 
 def holders(mountpoint: str) -> list[Holder]:

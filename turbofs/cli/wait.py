@@ -18,12 +18,17 @@ _ANSWER_GRACE_S = 5.0  # the daemon keeps the time limit itself; this is for its
 
 
 def command(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH…", show_default=False, help="Files of mounts.")],
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH…", show_default=False, help="Files or directories of mounts.")
+    ],
     until: Annotated[str, typer.Option(metavar="LEVEL", help=f"One of {', '.join(LEVELS)}.")] = "persisted",
     timeout: Annotated[str, typer.Option(metavar="TIME", help="Exit with 4 after this long.")] = "10m",
     json: JsonOption = False,
 ) -> None:
-    """Wait until what was written is safe: on this node, on several, or on the source."""
+    """Wait until what was written is safe: on this node, on several, or on the source; a directory with all under it.
+
+    Fails with the reason where a file is broken: what was acknowledged did not reach the source.
+    """
     if until not in LEVELS:
         raise InvalidRequestError(f"--until {until}: unknown level", advice=f"one of {', '.join(LEVELS)}")
     deadline = time.monotonic() + parse_duration(timeout)
