@@ -1,0 +1,65 @@
+"""What POSIX says of names, modes, owners and times holds in the mount (`pjdfstest`), but for what is listed here."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from turbofs.testing.tools import failed, run_pjdfstest
+from turbofs.testing.trees import FILE, HDFS, PLAIN, writable_tree
+
+pytestmark = pytest.mark.mount
+
+MISSING_TYPES = {"fifo", "mkfifo", "block", "char", "socket", "mknod", "linked"}
+"""Words in the names of tests that make a fifo, a device or a socket, or count hard links: the mount has none of these."""
+LINK_TYPES = {"symlink", "eloop", "nofollow"}
+"""Words in the names of tests that make symbolic links, which HDFS has not."""
+
+EXCLUSIONS: dict[str, dict[str, str]] = {
+    PLAIN: {},
+    FILE: {},
+    HDFS: {},
+}
+"""Tests that fail, and the property of the source or of the contract that makes them fail. One that passes fails here."""
+MOST_EXCLUSIONS = 25
+
+
+def tries_a_missing_type(name, kind):
+    """The one rule for types of files that the source of this kind has not: by the words in the name of the test."""
+    syscall, *rest = name.split("::")
+    words = {syscall, *re.split(r"::|_", "::".join(rest))}
+    if kind == PLAIN:
+        return False
+    return bool(words & (MISSING_TYPES | (LINK_TYPES if kind == HDFS else set()))) or syscall == "link"
+
+
+@pytest.fixture(scope="module")
+def elsewhere():
+    """A directory that all users may search, on another file system than the trees."""
+    with tempfile.TemporaryDirectory(prefix="turbofs-elsewhere-") as folder:
+        path = Path(folder)
+        path.chmod(0o755)
+        yield path
+
+
+@pytest.fixture(scope="module")
+def names():
+    """All tests that there are: those that run on a plain directory."""
+    with writable_tree(PLAIN) as plain:
+        return list(run_pjdfstest(plain.path, limit_s=60))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as several users: needs root")
+def test_posix_holds(tree, need_tool, elsewhere, request):
+    need_tool("pjdfstest")
+    tried = [name for name in request.getfixturevalue("names") if not tries_a_missing_type(name, tree.kind)]
+    excluded = EXCLUSIONS[tree.kind]
+    assert len(excluded) <= MOST_EXCLUSIONS
+    assert set(excluded) <= set(tried), "an exclusion names no test, or one that the rule for types covers"
+    result = failed(run_pjdfstest(tree.path, other=elsewhere, names=tried, limit_s=120))
+    assert {name: why for name, why in result.items() if name not in excluded} == {}
+    assert [name for name in excluded if name not in result] == [], "these pass: exclude them no longer"
