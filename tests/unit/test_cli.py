@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from turbofs.cli.failures import exit_code, only_turbo_error
 from turbofs.cli.hint import parse_hint
 from turbofs.cli.mount_table import Located
 from turbofs.cli.notify import PipeReporter, notify_systemd
-from turbofs.config import Config, MountConfig
+from turbofs.config import Config, MountConfig, WriteConfig
 from turbofs.errors import (
     BusyError,
     ConfigError,
@@ -31,6 +32,7 @@ from turbofs.errors import (
     SourceUnavailableError,
     TurboError,
 )
+from turbofs.units import parse_duration
 
 ROOT = Path(__file__).parents[2]
 
@@ -387,6 +389,15 @@ def test_the_systemd_unit_verifies(tmp_path):
     shutil.copy(ROOT / "systemd/turbofs-mount@.service", unit)
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_systemd_unit_gives_the_end_of_a_mount_the_time_that_it_takes():
+    unit = (ROOT / "systemd/turbofs-mount@.service").read_text()
+    umount_s = parse_duration(re.search(r"^ExecStop=.* umount --timeout (\S+) ", unit, re.M)[1])
+    stop_s = 60 * int(re.search(r"^TimeoutStopSec=(\d+)min$", unit, re.M)[1])
+    saving_s = 300  # what was not drained goes to disk
+    assert WriteConfig().drain_s + saving_s <= umount_s < stop_s
+    assert "\nRuntimeDirectoryPreserve=yes\n" in unit
 
 
 def test_a_log_that_cannot_be_written_is_wrong_use(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
+import fcntl
 import os
 import threading
 import time
@@ -14,10 +15,11 @@ import pytest
 import trio
 
 from turbofs.cli import doctor
-from turbofs.cli.checks import fuse, memory, mounts
+from turbofs.cli.checks import fuse, memory, mounts, staging, writing
 from turbofs.cli.checks import source as source_checks
 from turbofs.cli.checks.result import Verdict
 from turbofs.config import SourceConfig
+from turbofs.model import Attributes, FileKind, FileVersion
 from turbofs.mountinfo import MountEntry
 from turbofs.source.registry import open_source
 
@@ -120,6 +122,122 @@ def test_daemons_are_told_apart(monkeypatch, state, mounted, verdict, text):
     (found,) = mounts.alive()
     assert (found.verdict, text in found.message) == (verdict, True)
     assert mounts.alive("/mnt/y")[0].verdict is Verdict.FAIL
+
+
+# --- staging and writing
+
+
+def machine(root, *, filesystem="tmpfs", files=()):
+    """A tree that stands for "/": its mount table, and files that only have to be there or hold a text."""
+    table = f"22 1 0:21 / / rw - ext4 /dev/x rw\n23 22 0:22 / /stage rw - {filesystem} x rw\n"
+    for name, content in {"proc/self/mountinfo": table, **dict(files)}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("directory", "uid", "files", "verdict", "text"),
+    [
+        ("/stage/x", 0, {}, Verdict.OK, "in memory"),
+        ("/data/x", 0, {}, Verdict.WARN, "is on ext4"),
+        ("/tmp/x", 0, {}, Verdict.WARN, "cleaned away"),
+        ("/var/tmp/x", 0, {}, Verdict.WARN, "30 days"),
+        ("/run/user/0/x", 0, {}, Verdict.WARN, "logs out"),
+        ("/dev/shm/x", 60000, {"run/systemd/seats/x": ""}, Verdict.WARN, "RemoveIPC"),
+        ("/dev/shm/x", 0, {"run/systemd/seats/x": ""}, Verdict.WARN, "is on ext4"),
+        ("/dev/shm/x", 60000, {}, Verdict.WARN, "is on ext4"),
+        (
+            "/dev/shm/x",
+            60000,
+            {"run/systemd/seats/x": "", "etc/systemd/logind.conf.d/x.conf": "[Login]\nRemoveIPC=no\n"},
+            Verdict.WARN,
+            "is on ext4",
+        ),
+        ("/run/user/0/x", 0, {"var/lib/systemd/linger/root": ""}, Verdict.WARN, "is on ext4"),
+    ],
+)
+def test_a_place_that_forgets_or_is_slow_is_pointed_out(tmp_path, directory, uid, files, verdict, text):
+    found = staging.place(Path(directory), uid, machine(tmp_path, files=files))
+    assert (found.verdict, text in found.message) == (verdict, True), found.message
+    assert bool(found.advice) is (verdict is not Verdict.OK)
+
+
+def test_staging_must_be_writable(tmp_path, monkeypatch):
+    assert staging.usable(tmp_path / "new/deep").verdict is Verdict.OK
+    (tmp_path / "file").touch()
+    assert "not a directory" in staging.usable(tmp_path / "file/x").message
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "not writable" in staging.usable(tmp_path).message
+
+
+def test_staging_that_does_not_fit_is_pointed_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(staging, "filesystem_of", lambda _: "tmpfs")
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {(8 * GIB) >> 10} kB\n")
+    found = os.statvfs(tmp_path)
+    free = found.f_bavail * found.f_frsize
+    assert staging.room(tmp_path, 0, 1 << 20, 1 << 20, tmp_path).verdict is Verdict.OK
+    assert staging.room(tmp_path / "new", 0, 1 << 20, 1 << 20, tmp_path).verdict is Verdict.OK
+    assert "writers are refused earlier" in staging.room(tmp_path, 0, 2 * free, GIB, tmp_path).message
+    assert "exceed the memory limit" in staging.room(tmp_path, 8 * GIB - 1, 8 * GIB, GIB, tmp_path).message
+
+
+def test_what_a_dead_mount_left_in_staging_is_pointed_out(tmp_path):
+    assert staging.leftover(tmp_path / "absent", None) == []
+    (tmp_path / "data").mkdir()
+    assert staging.leftover(tmp_path, "/mnt/x") == []
+    (tmp_path / "data/7").write_bytes(b"x" * 5000)
+    with (tmp_path / "lock").open("w") as lock:
+        (found,) = staging.leftover(tmp_path, "/mnt/x")
+        assert (found.verdict, "in 1 file that" in found.message) == (Verdict.WARN, True)
+        assert "turbofs mount SOURCE /mnt/x" in found.advice
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert staging.leftover(tmp_path, "/mnt/x") == [], "a daemon has it"
+
+
+def test_a_mounts_own_word_about_its_writing_is_passed_on(tmp_path):
+    area = {"directory": str(tmp_path), "used_bytes": 0, "limit_bytes": 1 << 20}
+    status = {"writing": {"staging": area, "broken": [], "conflicts": 0}}
+    assert {result.name for result in writing.mount("/mnt/x", status, 0, GIB)} == {"staging", "staging room"}
+    status["writing"] |= {"broken": [{"path": "/run/a", "error": "quota"}], "conflicts": 2}
+    results = {result.name: result for result in writing.mount("/mnt/x", status, 0, GIB)}
+    assert results["broken files"].verdict is Verdict.FAIL
+    assert "/run/a: quota" in results["broken files"].message
+    assert results["conflicts"].verdict is Verdict.WARN
+    assert writing.mount("/mnt/x", status | {"read_only": True}, 0, GIB) == []
+    assert writing.mount("/mnt/x", {}, 0, GIB) == []
+
+
+def test_a_daemon_that_cannot_tell_the_last_close_is_pointed_out(monkeypatch):
+    monkeypatch.setattr(writing, "fdinfo_names_inodes", lambda: True)
+    assert writing.closes(0, lets_others_in=True).verdict is Verdict.OK
+    assert writing.closes(1000, lets_others_in=False).verdict is Verdict.OK
+    assert "other users' processes" in writing.closes(1000, lets_others_in=True).message
+    monkeypatch.setattr(writing, "fdinfo_names_inodes", lambda: False)
+    assert "each close publishes" in writing.closes(0, lets_others_in=True).message
+
+
+@pytest.mark.parametrize(
+    ("user", "verdict"),
+    [("hdfs", Verdict.OK), ("hdfs/nn.example@REALM", Verdict.OK), ("alice", Verdict.WARN), ("hdfs2", Verdict.WARN)],
+)
+def test_an_identity_that_cannot_give_files_away_is_pointed_out(user, verdict):
+    top = Attributes(FileKind.DIRECTORY, FileVersion(0, 0), 0o755, "hdfs", "supergroup")
+    (found,) = writing.identity({"user": user}, top)
+    assert found.verdict is verdict
+    assert ("cannot chown to others" in found.message) is (verdict is Verdict.WARN)
+    assert writing.identity({}, top) == []
+
+
+def test_a_configured_staging_directory_is_looked_at(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text(f'[mount]\nstaging_dir = "{tmp_path}/staging"\n')
+    names = [result.name for result in doctor.examine(f"file://{tmp_path}", file)]
+    assert {"staging directory", "staging", "last close"} <= set(names)
+    file.write_text(f'[mount]\nread_only = true\nstaging_dir = "{tmp_path}/staging"\n')
+    names = [result.name for result in doctor.examine(f"file://{tmp_path}", file)]
+    assert not {"staging directory", "staging", "last close"} & set(names)
 
 
 # --- the source

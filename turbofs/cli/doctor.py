@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from turbofs import settings
 from turbofs.cli import mount_table
-from turbofs.cli.checks import fuse, memory, mounts
+from turbofs.cli.checks import fuse, memory, mounts, staging, writing
 from turbofs.cli.checks.result import CheckResult, Verdict
 from turbofs.cli.failures import FAILED
 from turbofs.cli.output import JsonOption, emit
+from turbofs.cli.status import list_mounts, mount_status
 from turbofs.cli.working_directory import absolute
 from turbofs.config import Config
 from turbofs.errors import TurboError
+from turbofs.fuse.kernel import may_allow_others
 from turbofs.wire import runtime_dir
 
+if TYPE_CHECKING:
+    from turbofs.source.base import Source
+
+_IDENTITY_S = 10.0
 _SIGNS = {Verdict.OK: "ok  ", Verdict.WARN: "warn", Verdict.FAIL: "FAIL"}
 
 
@@ -47,13 +54,41 @@ def examine(target: str | None, config_file: Path | None = None) -> list[CheckRe
     uid = os.geteuid()
     results = [fuse.device(), fuse.helper(uid), fuse.user_allow_other(uid)]
     results.append(memory.budget(config.read.memory_bytes or 0))
-    results += mounts.alive(mountpoint)
+    known = list_mounts()
+    results += mounts.alive(mountpoint, known)
     for place, entry in mount_table.turbofs_mounts().items():
         if mountpoint in {None, place}:
             results.append(mounts.read_ahead(entry, config.mount.read_ahead_kib))
+    results += _writing_checks(known, mountpoint, config)
     if source is not None:
         results += _source_checks(source, config)
     return results
+
+
+def _writing_checks(known: list[dict[str, object]], mountpoint: str | None, config: Config) -> list[CheckResult]:
+    if config.mount.read_only:
+        return []
+    uid, budget_bytes = os.geteuid(), config.read.memory_bytes or 0
+    results = [writing.closes(uid, lets_others_in=config.mount.allow_other and may_allow_others())]
+    for mount in known:
+        place = str(mount["mountpoint"])
+        if mount["state"] == "alive" and mountpoint in {None, place}:
+            with contextlib.suppress(TurboError):  # it has ended since, and `daemon` is about that
+                results += writing.mount(place, mount_status(place), _owner(mount["pid"], uid), budget_bytes)
+    directory = config.write.staging_dir
+    if directory is not None:
+        results += [staging.usable(directory), *staging.leftover(directory, mountpoint)]
+        if not any(result.name == staging.NAME for result in results):
+            results.append(staging.place(directory, uid))
+    return results
+
+
+def _owner(pid: object, default: int) -> int:
+    """The user of the process *pid*."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return default
 
 
 def _source_checks(uri: str, config: Config) -> list[CheckResult]:
@@ -78,9 +113,33 @@ async def _examine_source(uri: str, config: Config) -> list[CheckResult]:
         results += await checks.web(source.describe())
         if results[0].verdict is Verdict.OK:
             results += await checks.files(source)
+            if not config.mount.read_only:
+                results += await _identity(source, uri, config)
         return results
     finally:
         await source.aclose()
+
+
+async def _identity(source: Source, uri: str, config: Config) -> list[CheckResult]:
+    """Whose files are that users create: told by the owner of the whole file system's root."""
+    import trio
+
+    from turbofs.model import ROOT
+    from turbofs.source.registry import open_source
+    from turbofs.source.uri import parse_source_uri
+
+    if not isinstance(source.describe().get("user"), str):
+        return []
+    parsed = parse_source_uri(uri)
+    top = open_source(f"{parsed.scheme}://{parsed.authority}/", config.source, trio.CapacityLimiter(4))
+    try:
+        with trio.move_on_after(_IDENTITY_S):
+            return writing.identity(source.describe(), await top.stat(ROOT))
+    except TurboError:
+        return []  # the checks above have said what is wrong with the source
+    finally:
+        await top.aclose()
+    return []
 
 
 def _mountpoint(directory: str) -> str:

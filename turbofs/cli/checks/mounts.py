@@ -9,10 +9,11 @@ from turbofs.cli.status import list_mounts
 from turbofs.mountinfo import MountEntry
 
 
-def alive(mountpoint: str | None = None) -> list[CheckResult]:
-    """One result a mount, or for *mountpoint* alone: does its daemon answer?"""
+def alive(mountpoint: str | None = None, mounts: list[dict[str, object]] | None = None) -> list[CheckResult]:
+    """One result a mount, or for *mountpoint* alone: does its daemon answer? *mounts*: as `list_mounts` gave them."""
     name = "daemon"
-    found = [mount for mount in list_mounts() if mountpoint in {None, mount["mountpoint"]}]
+    known = list_mounts() if mounts is None else mounts
+    found = [mount for mount in known if mountpoint in {None, mount["mountpoint"]}]
     if not found:
         if mountpoint is None:
             return [ok(name, "no mounts")]
