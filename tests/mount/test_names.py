@@ -183,8 +183,9 @@ def test_file_used_as_a_directory_is_refused(corner):
         open(shown, "rb").close()
 
 
-def test_changes_are_refused_and_leave_the_source_alone(corner):
-    source, shown = corner
+@pytest.mark.parametrize("option", ["ro", "read_only=yes"])
+def test_changes_are_refused_and_leave_the_source_alone(place, option):
+    source, shown = place.source, place.mountpoint
     (source / "file").write_text("content")
     (source / "folder").mkdir()
     (source / "folder" / "inner").write_text("inner")
@@ -221,12 +222,13 @@ def test_changes_are_refused_and_leave_the_source_alone(corner):
         lambda: os.utime(file),
         bind,
     ]
-    for number, act in enumerate(acts):
-        with pytest.raises(OSError) as refused:
-            act()
-        assert refused.value.errno == errno.EROFS, f"act {number}: {refused.value}"
-    assert everything_below(source) == before
-    assert file.read_text() == "content"
+    with place.mount(option):
+        for number, act in enumerate(acts):
+            with pytest.raises(OSError) as refused:
+                act()
+            assert refused.value.errno == errno.EROFS, f"act {number}: {refused.value}"
+        assert everything_below(source) == before
+        assert file.read_text() == "content"
 
 
 def test_statfs_is_never_zero(mount, place):

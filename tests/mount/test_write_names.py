@@ -474,24 +474,6 @@ def test_other_extended_attributes_are_not_supported(corner):
     assert os.listxattr(source / "file") == []
 
 
-# --- a mount that takes no change
-
-
-def test_read_only_mount_takes_no_change(place):
-    (place.source / "file").write_bytes(OLD)
-    with place.mount("read_only=yes") as mount:
-        for act in (
-            lambda: os.open(mount.path / "file", os.O_RDWR),
-            lambda: os.open(mount.path / "new", os.O_WRONLY | os.O_CREAT),
-            lambda: os.truncate(mount.path / "file", 0),
-            (mount.path / "folder").mkdir,
-        ):
-            assert outcome(act) == errno.EROFS
-        os.setxattr(mount.path / "file", "user.turbofs.prefetch", b"all")
-    assert os.listdir(place.source) == ["file"]
-    assert (place.source / "file").read_bytes() == OLD
-
-
 # --- locks
 
 

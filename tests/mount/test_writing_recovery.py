@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from blake3 import blake3
@@ -229,7 +230,7 @@ def test_parked_bytes_are_read_published_and_dropped(place, step):
             shown_all = json.loads(
                 place.turbofs("conflicts", "show", str(mount.path), str(each["id"]), "--json").stdout
             )
-            assert in_child(lambda path=shown_all["read_at"]: open(path, "rb").read()) == name.encode() * MIB
+            assert in_child(Path(shown_all["read_at"]).read_bytes) == name.encode() * MIB
         assert len(os.listdir(mount.path / ".turbofs" / "conflicts")) == 3
         numbers = {name: str(each["id"]) for name, each in found.items()}
         published = place.turbofs("conflicts", "publish", str(mount.path), numbers["a"])
