@@ -393,8 +393,8 @@ def test_the_systemd_unit_verifies(tmp_path):
 
 def test_the_systemd_unit_gives_the_end_of_a_mount_the_time_that_it_takes():
     unit = (ROOT / "systemd/turbofs-mount@.service").read_text()
-    umount_s = parse_duration(re.search(r"^ExecStop=.* umount --timeout (\S+) ", unit, re.M)[1])
-    stop_s = 60 * int(re.search(r"^TimeoutStopSec=(\d+)min$", unit, re.M)[1])
+    umount_s = parse_duration(re.search(r"^ExecStop=.* umount --timeout (\S+) ", unit, re.MULTILINE)[1])
+    stop_s = 60 * int(re.search(r"^TimeoutStopSec=(\d+)min$", unit, re.MULTILINE)[1])
     saving_s = 300  # what was not drained goes to disk
     assert WriteConfig().drain_s + saving_s <= umount_s < stop_s
     assert "\nRuntimeDirectoryPreserve=yes\n" in unit
