@@ -40,6 +40,7 @@ def test_it_is_a_set_of_bytes(steps: list[tuple[str, list[int]]], asked: list[in
     wanted = set(range(*asked))
     assert ranges.covers(*asked) == (wanted <= model)
     assert ranges.gaps(*asked) == _runs(wanted - model)
+    assert ranges.overlapping(*asked) == _runs(wanted & model)
 
 
 def test_ranges_that_meet_are_one() -> None:

@@ -87,6 +87,17 @@ class RangeSet:
             found.append(ByteRange(start, stop))
         return found
 
+    def overlapping(self, start: int, stop: int) -> list[ByteRange]:
+        """What of [start, stop) is in the set, in order."""
+        if _is_empty(start, stop):
+            return []
+        found = []
+        at = bisect_right(self._stops, start)
+        while at < len(self._starts) and self._starts[at] < stop:
+            found.append(ByteRange(max(start, self._starts[at]), min(stop, self._stops[at])))
+            at += 1
+        return found
+
     def ranges(self) -> list[ByteRange]:
         """The bytes in the set, as disjoint ranges in order."""
         return [ByteRange(start, stop) for start, stop in self._pairs()]
