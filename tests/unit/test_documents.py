@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from turbofs.config import Config, FsConfig, MountConfig, ReadConfig, SourceConfig
+from turbofs.config import Config, FsConfig, MountConfig, ReadConfig, SourceConfig, WriteConfig
 from turbofs.fs.hint_catalogue import CATALOGUE
 
 ROOT = Path(__file__).parents[2]
 SEMANTICS = (ROOT / "docs" / "SEMANTICS.md").read_text(encoding="utf-8")
 INTERFACE = (ROOT / "docs" / "INTERFACE.md").read_text(encoding="utf-8")
 NAMED_TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", SEMANTICS)))
-ROOMS = {"mount": MountConfig, "source": SourceConfig, "read": ReadConfig, "fs": FsConfig}
+ROOMS = {"mount": MountConfig, "source": SourceConfig, "read": ReadConfig, "write": WriteConfig, "fs": FsConfig}
 
 
 @cache
