@@ -344,6 +344,18 @@ async def test_a_lost_answer_to_a_rename_is_found_out(autojump_clock):
         assert await read_file(layers.memory, "/g") == b"f"
 
 
+async def test_a_rename_whose_object_is_known_needs_no_look_at_it(autojump_clock):
+    layers = Layers(on("rename", nth=(2,), after=True))
+    layers.memory.put("/f", b"f")
+    identity = (await layers.source.stat_exact("/f")).version
+    layers.counting.reset()
+    await layers.source.rename("/f", "/g", replace=False, identity=identity)
+    assert [request.act for request in layers.counting.requests] == ["rename"]
+    await layers.source.rename("/g", "/h", replace=False, identity=identity)
+    assert layers.counting.count("rename") == 2, "the lost answer was found out"
+    assert await names_in(layers.memory, "/") == ["h"]
+
+
 async def test_a_rename_that_did_not_happen_is_repeated(autojump_clock):
     layers = Layers(on("rename", nth=(1, 2)))
     layers.memory.put("/f", b"f")

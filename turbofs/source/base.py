@@ -181,8 +181,12 @@ class Source(ABC):
     async def append(self, path: str) -> SourceWriter:
         raise self._unsupported("appending", path)
 
-    async def rename(self, old: str, new: str, *, replace: bool) -> None:
-        """Atomic rename. Without *replace* an existing target raises AlreadyExistsError."""
+    async def rename(self, old: str, new: str, *, replace: bool, identity: FileVersion | None = None) -> None:
+        """Atomic rename. Without *replace* an existing target raises AlreadyExistsError.
+
+        *identity* is what the caller knows *old* to be. It is no condition: it tells, after an answer was lost, whether
+        the rename took effect, and saves the retrying source from asking before.
+        """
         raise self._unsupported("renaming", old)
 
     async def delete(self, path: str) -> None:

@@ -11,7 +11,6 @@ import errno
 import grp
 import os
 import pwd
-import secrets
 import stat
 from collections.abc import Callable
 from functools import partial
@@ -31,6 +30,7 @@ from turbofs.model import AttributeChange, Attributes, Change, FileVersion, Spac
 from turbofs.source.at_calls import parent_of, rename_no_replace, sync_directory
 from turbofs.source.base import Capability, Listing, Source, SourceFile, SourceWriter
 from turbofs.source.local_files import LocalFile, LocalListing, LocalWriter, attributes_of, version_of
+from turbofs.source.orphans import temporary_name
 from turbofs.source.os_errors import translated
 from turbofs.source.threads import abandonable
 from turbofs.source.uri import parse_source_uri
@@ -106,7 +106,7 @@ class FileSource(Source):
         fd = await self._call("append to", path, partial(self._open, path, _WRITE_FLAGS), dispose=os.close)
         return self._writer(fd, path, new=False)
 
-    async def rename(self, old: str, new: str, *, replace: bool) -> None:
+    async def rename(self, old: str, new: str, *, replace: bool, identity: FileVersion | None = None) -> None:
         await self._call(f"rename {old} to", new, partial(self._rename, old, new, replace=replace))
 
     async def delete(self, path: str) -> None:
@@ -192,7 +192,7 @@ class FileSource(Source):
     def _create_anew(self, path: str, mode: int) -> int:
         """A new inode takes the name in one step: whoever has the old file open keeps reading that one."""
         with parent_of(self._root_fd(), path) as (parent, name):
-            temporary = f".turbofs-{secrets.token_hex(8)}.tmp"
+            temporary = temporary_name()
             fd = _new_file(parent, temporary, mode)
             try:
                 os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)

@@ -171,7 +171,7 @@ class MemorySource(Source):
         await trio.lowlevel.checkpoint()
         return _MemoryWriter(self._file(path), path)
 
-    async def rename(self, old: str, new: str, *, replace: bool) -> None:
+    async def rename(self, old: str, new: str, *, replace: bool, identity: FileVersion | None = None) -> None:
         await trio.lowlevel.checkpoint()
         source_directory, source_name = self._place(old)
         node = self._node(old)

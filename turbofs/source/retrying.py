@@ -139,9 +139,9 @@ class RetryingSource(Source):
 
         return RetryingWriter(await self._retrier.run("create", path, attempt), path, self._retrier)
 
-    async def rename(self, old: str, new: str, *, replace: bool) -> None:
+    async def rename(self, old: str, new: str, *, replace: bool, identity: FileVersion | None = None) -> None:
         deadline = self._retrier.deadline()
-        before = await self._identity(old, deadline)
+        before = await self._identity(old, deadline) if identity is None else identity
 
         async def took_effect() -> bool:
             return not await self._still_is(old, before) and await self._still_is(new, before)

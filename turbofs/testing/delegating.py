@@ -73,7 +73,7 @@ class DelegatingSource(Source):
     async def append(self, path: str) -> SourceWriter:
         return _DelegatingWriter(self, path, await self.around("append", path, lambda: self.inner.append(path)))
 
-    async def rename(self, old: str, new: str, *, replace: bool) -> None:
+    async def rename(self, old: str, new: str, *, replace: bool, identity: FileVersion | None = None) -> None:
         await self.around("rename", old, lambda: self.inner.rename(old, new, replace=replace))
 
     async def delete(self, path: str) -> None:

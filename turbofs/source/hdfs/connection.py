@@ -7,7 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+import hdfs_native
+
 from turbofs.source.hdfs.calls import BlockingCalls, StalledError
+from turbofs.source.hdfs.errors import translated
 from turbofs.source.hdfs.native import ByteReader, NativeClient
 from turbofs.source.hdfs.web import WebHdfs
 
@@ -64,3 +67,13 @@ class Connection:
         except StalledError:
             self.native.renew(client)
             raise
+
+    async def call(self, act: str, shown: str, function: Callable[[hdfs_native.Client], T]) -> T:
+        """What *function* gets from hdfs-native's client, as `ask`; *act* and *shown* are for messages."""
+        return await self.ask(f"{act} {shown}", lambda: self.native_call(act, shown, function))
+
+    def native_call(self, act: str, shown: str, function: Callable[[hdfs_native.Client], T]) -> T:
+        """The same, blocking."""
+        client = self.native.client()
+        with translated(act, shown):
+            return function(client)

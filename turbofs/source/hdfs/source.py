@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import hdfs_native
@@ -15,7 +13,6 @@ from turbofs.config import SourceConfig
 from turbofs.errors import (
     AlreadyExistsError,
     BadNameError,
-    BusyError,
     ConfigError,
     InvalidRequestError,
     IsADirectoryTurboError,
@@ -31,21 +28,19 @@ from turbofs.model import (
     BlockLocation,
     ByteRange,
     FileKind,
+    FileVersion,
     Space,
-    join,
-    split,
 )
 from turbofs.source.base import Capability, Listing, Source, SourceFile, SourceWriter
 from turbofs.source.checks import components, require_utf8
 from turbofs.source.hdfs.calls import BlockingCalls
 from turbofs.source.hdfs.connection import Connection, StallMemory
-from turbofs.source.hdfs.errors import translated
 from turbofs.source.hdfs.file import HdfsFile
 from turbofs.source.hdfs.hadoop_conf import load_hadoop_conf, locate
 from turbofs.source.hdfs.listing import HdfsListing
 from turbofs.source.hdfs.native import MS, ByteReader, NativeClient, identity, resolve_user
 from turbofs.source.hdfs.web import WebHdfs
-from turbofs.source.hdfs.writer import HdfsWriter, file_id_of
+from turbofs.source.hdfs.writers import Writers, temporary_beside
 from turbofs.source.uri import parse_source_uri
 
 T = TypeVar("T")
@@ -99,6 +94,7 @@ class HdfsSource(Source):
             stalls,
             open_reader,
         )
+        self._writers = Writers(self._hdfs)
         self.capabilities = _ALWAYS | _OF_WEB
         self._claimed = False
 
@@ -183,17 +179,8 @@ class HdfsSource(Source):
         sync or else at close: HDFS's own overwrite would destroy the target at once, also under a client that has it
         open for writing. A target that is being written raises BusyError, here or then.
         """
-        where = self._new(path)
-        if not replace:
-            return await self._create(where, path, mode)
-        await self._require_closed(path)
-        temporary = join(split(where)[0], f".turbofs-{secrets.token_hex(8)}.tmp")
-
-        async def publish() -> None:
-            await self._require_closed(path)
-            await self._call("replace", path, lambda client: client.rename(temporary, where, True))
-
-        return await self._create(temporary, path, mode, publish)
+        create = self._writers.create_to_replace if replace else self._writers.create
+        return await create(self._new(path), path, mode)
 
     async def being_written(self, path: str) -> bool:
         """See `Source.being_written`.
@@ -202,29 +189,12 @@ class HdfsSource(Source):
         NameNode refuses while a client holds its lease. That needs the right to write the file, moves its modification
         time, and takes the file from a writer that has been dead for a minute (HDFS's soft limit).
         """
-        where = self._existing(path)
-        try:
-            return await self._hdfs.web.under_construction(where, path)
-        except SourceUnavailableError:
-            try:
-                await self._call("look at", path, lambda client: client.append(where).close())
-            except BusyError:
-                return True
-            return False
+        return await self._writers.being_written(self._existing(path), path)
 
     async def append(self, path: str) -> SourceWriter:
-        where = self._existing(path)
-        before = await self.stat(path)
-        if before.kind is not FileKind.FILE:
-            raise IsADirectoryTurboError(f"{path} is a directory")
-        reopen = partial(self._blocking, "append to", path, lambda client: client.append(where))
-        writer = await self._hdfs.ask(f"append to {path}", reopen, dispose=_close)
-        file_id = await file_id_of(self._hdfs, where, path)
-        return HdfsWriter(
-            self._hdfs, writer, where, path, new=False, file_id=file_id, base_bytes=before.size, reopen=reopen
-        )
+        return await self._writers.append(self._existing(path), path)
 
-    async def rename(self, old: str, new: str, *, replace: bool) -> None:
+    async def rename(self, old: str, new: str, *, replace: bool, identity: FileVersion | None = None) -> None:
         source, target = self._existing(old), self._new(new)
         if old == new:
             await self.stat(old)
@@ -234,7 +204,8 @@ class HdfsSource(Source):
         if target.startswith(source.rstrip("/") + "/"):
             raise InvalidRequestError(f"cannot rename {old} into itself, {new}", advice="choose a target outside it")
         try:
-            await self._call(f"rename {old} to", new, lambda client: client.rename(source, target, replace))
+            await self._hdfs.call(f"rename {old} to", new, lambda client: client.rename(source, target, replace))
+            self._writers.note_rename(source, target)
         except TurboError as error:
             if "must both be directories" not in str(error):
                 raise
@@ -257,7 +228,7 @@ class HdfsSource(Source):
     async def make_directory(self, path: str, *, mode: int = 0o755) -> None:
         """See `Source.make_directory`. HDFS's mkdirs succeeds where the directory exists; a rename does not."""
         where = self._new(path)
-        temporary = join(split(where)[0], f".turbofs-{secrets.token_hex(8)}.tmp")
+        temporary = temporary_beside(where)
 
         def make(client: hdfs_native.Client) -> None:
             client.mkdirs(temporary, mode, False)
@@ -268,7 +239,7 @@ class HdfsSource(Source):
                 raise
 
         try:
-            await self._call("make the directory", path, make)
+            await self._hdfs.call("make the directory", path, make)
         except TurboError as error:
             if "must both be directories" not in str(error):
                 raise
@@ -292,7 +263,7 @@ class HdfsSource(Source):
                 atime = now.access_time if change.atime_ns is None else change.atime_ns // MS
                 client.set_times(where, max(0, mtime), max(0, atime))
 
-        await self._call("change the attributes of", path, apply)
+        await self._hdfs.call("change the attributes of", path, apply)
 
     async def set_replication(self, path: str, copies: int) -> None:
         where = self._existing(path)
@@ -300,7 +271,9 @@ class HdfsSource(Source):
             raise InvalidRequestError(
                 f"{copies} is no number of copies", advice="dfs.replication.max is 512 by default"
             )
-        if not await self._call("set the replication of", path, lambda client: client.set_replication(where, copies)):
+        if not await self._hdfs.call(
+            "set the replication of", path, lambda client: client.set_replication(where, copies)
+        ):
             if (await self.stat(path)).kind is FileKind.DIRECTORY:
                 raise IsADirectoryTurboError(f"{path} is a directory: only files have replicas")
             raise InvalidRequestError(f"{path} has no replicas to change (erasure coding)")
@@ -327,44 +300,10 @@ class HdfsSource(Source):
             return self._root
         return path if self._root == ROOT else self._root + path
 
-    async def _create(
-        self, where: str, shown: str, mode: int, publish: Callable[[], Awaitable[None]] | None = None
-    ) -> SourceWriter:
-        options = hdfs_native.WriteOptions(permission=mode & 0o1777, overwrite=False, create_parent=False)
-        open_writer = partial(self._blocking, "create", shown, lambda client: client.create(where, options))
-
-        def dispose(writer: hdfs_native.FileWriter) -> None:
-            self._blocking("delete", shown, lambda client: client.delete(where, False))
-
-        try:
-            writer = await self._hdfs.ask(f"create {shown}", open_writer, dispose=dispose)
-        except BusyError as error:
-            raise AlreadyExistsError(f"{shown} exists and is being written") from error
-        file_id = await file_id_of(self._hdfs, where, shown)
-        return HdfsWriter(
-            self._hdfs, writer, where, shown, new=True, file_id=file_id, reopen=open_writer, publish=publish
-        )
-
     async def _delete(self, path: str) -> None:
         where = self._existing(path)
-        if not await self._call("delete", path, lambda client: client.delete(where, False)):
+        if not await self._hdfs.call("delete", path, lambda client: client.delete(where, False)):
             raise NotFoundError(f"{path} does not exist")
-
-    async def _require_closed(self, path: str) -> None:
-        """Raises BusyError where some client has the file open for writing, IsADirectoryTurboError for a directory."""
-        try:
-            if await self.being_written(path):
-                raise BusyError(f"{path} is being written by another client", advice="wait until it is closed")
-        except NotFoundError:
-            return
-
-    async def _call(self, act: str, path: str, function: Callable[[hdfs_native.Client], T]) -> T:
-        return await self._hdfs.ask(f"{act} {path}", lambda: self._blocking(act, path, function))
-
-    def _blocking(self, act: str, path: str, function: Callable[[hdfs_native.Client], T]) -> T:
-        client = self._hdfs.native.client()
-        with translated(act, path):
-            return function(client)
 
     def _note_web(self) -> None:
         self.capabilities = _ALWAYS if self._hdfs.web.down_reason else _ALWAYS | _OF_WEB
@@ -379,9 +318,3 @@ def _possible(path: str) -> bool:
     except UnicodeEncodeError:
         return False
     return ":" not in path
-
-
-def _close(writer: hdfs_native.FileWriter) -> None:
-    """An append that nobody waits for any more: the file is closed as it was."""
-    with translated("close", "an abandoned writer"):
-        writer.close()
