@@ -1,7 +1,5 @@
 """Object stores."""
 
-import itertools
-import urllib.request
 from contextlib import asynccontextmanager
 
 import pytest
@@ -27,14 +25,10 @@ from turbofs.source.base import Capability
 from turbofs.testing.conformance import SourceConformance
 from turbofs.testing.conformance_base import content, names_in, read_file, write_file
 
-_numbers = itertools.count(1)
-
 
 @pytest.fixture
 def bucket(s3_server):
-    name = f"bucket-{next(_numbers)}"
-    urllib.request.urlopen(urllib.request.Request(f"{s3_server.endpoint}/{name}", method="PUT")).close()
-    return name
+    return s3_server.make_bucket()
 
 
 @asynccontextmanager
