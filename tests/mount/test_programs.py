@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sqlite3
 import subprocess
@@ -42,8 +41,7 @@ def own_tree(request):
 def takes_direct(folder):
     try:
         os.close(os.open(folder / "direct", os.O_CREAT | os.O_WRONLY | os.O_DIRECT))
-    except OSError as error:
-        assert error.errno == errno.EINVAL
+    except OSError:
         return False
     return True
 
