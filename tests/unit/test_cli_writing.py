@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import threading
 import time
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,10 @@ from turbofs.cli.draining import Draining, left_text
 from turbofs.cli.mount_table import Located
 from turbofs.cli.umount import Unmounted
 from turbofs.cli.writing_lines import writing_lines
-from turbofs.errors import NotFoundError, NotPermittedError
+from turbofs.errors import DeadlineExceededError, NotFoundError, NotPermittedError
 from turbofs.fs.control_ops import ControlOps
 from turbofs.fs.events import EventBus
+from turbofs.wire import runtime_dir
 from turbofs.wire.control_server import ControlServer
 
 PLACE = "/mnt/invented"
@@ -278,6 +281,64 @@ def test_a_daemon_that_does_not_answer_is_no_error(tmp_path):
         watch = Draining(socket)
         watch.look()
         assert (watch.files, watch.left()) == (0, None)
+
+
+@contextmanager
+def ending_daemon(files, folder, monkeypatch):
+    """A daemon whose mount is gone already: it holds its lock and answers until `files.end` is set."""
+    monkeypatch.setenv("TURBOFS_RUNTIME_DIR", str(folder))
+    monkeypatch.setattr(umount, "_LOOK_EVERY_S", 0.0)
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    started, files.end = threading.Event(), threading.Event()
+
+    async def serve():
+        with runtime_dir.held(PLACE, folder) as own:
+            runtime_dir.write_record(own, runtime_dir.MountRecord(gone.pid, "memory:", PLACE, time.time()))
+            async with trio.open_nursery() as nursery:
+                await nursery.start(ControlServer(own / runtime_dir.SOCKET_NAME, ControlOps(files, {})).serve)
+                started.set()
+                await trio.to_thread.run_sync(files.end.wait, LIMIT_S)
+                nursery.cancel_scope.cancel()
+
+    thread = threading.Thread(target=trio.run, args=(serve,))
+    thread.start()
+    assert started.wait(LIMIT_S)
+    try:
+        yield
+    finally:
+        files.end.set()
+        thread.join(LIMIT_S)
+
+
+def test_umount_follows_the_draining_to_the_end_of_the_daemon(tmp_path, monkeypatch):
+    class Ending(Files):
+        looks = 0
+
+        def status(self, caller):
+            self.looks += 1
+            if self.looks == 3:
+                (tmp_path / "left.json").write_text(json.dumps(left))
+                self.end.set()
+            sizes = (4 << 20, 2 << 20) if self.looks == 1 else (4 << 20,)
+            return {"writing": {"files": staged(*sizes), "left_file": str(tmp_path / "left.json")}}
+
+    left = {"files": 1, "bytes": 4 << 20, "where": str(tmp_path / "saved"), "paths": ["/run/a"]}
+    shown, files = Shown(), Ending()
+    monkeypatch.setattr(umount, "progress", lambda: nullcontext(shown))
+    with ending_daemon(files, tmp_path / "run", monkeypatch):
+        assert umount.unmount(PLACE, LIMIT_S) == Unmounted(PLACE, left)
+    assert shown.calls[-1][:3] == (2 << 20, 6 << 20, "1 file left")
+
+
+def test_umount_that_takes_too_long_says_what_is_still_written(tmp_path, monkeypatch):
+    files = Files()
+    files.writing = {"files": staged(4 << 20)}
+    with (
+        ending_daemon(files, tmp_path / "run", monkeypatch),
+        pytest.raises(DeadlineExceededError, match="still writing after 0 s: 1 file left, 4 MiB"),
+    ):
+        umount.unmount(PLACE, 0)
 
 
 def test_umount_says_loudly_what_is_left_and_succeeds(capsys, monkeypatch):
