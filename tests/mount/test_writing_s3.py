@@ -54,8 +54,9 @@ class Store:
             with urllib.request.urlopen(f"{self._address}/{key}") as reply:
                 return reply.read()
         except urllib.error.HTTPError as error:
-            assert error.code == 404
-            error.close()
+            with error:
+                if error.code != 404:
+                    raise
             return None
 
 
