@@ -15,7 +15,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import structlog
@@ -31,13 +31,14 @@ from turbofs.fs.filesystem import FileSystem
 from turbofs.fs.hint_store import HintStore, state_directory, state_file
 from turbofs.fuse import mount as fuse_mount
 from turbofs.metrics import Metrics
-from turbofs.model import ROOT
+from turbofs.model import ROOT, Attributes
 from turbofs.settings import from_document
 from turbofs.source.base import Source
 from turbofs.source.registry import open_source
 from turbofs.source.retrying import RetryingSource
 from turbofs.wire import runtime_dir
 from turbofs.wire.control_server import ControlServer
+from turbofs.write.opening import open_staging, staging_place
 
 SourceOpener = Callable[[str, SourceConfig, trio.CapacityLimiter], Source]
 
@@ -54,22 +55,36 @@ async def serve(config: Config, reporter: Reporter, opener: SourceOpener = open_
     """
     mount = config.mount
     base = mount.runtime_dir or runtime_dir.runtime_base()
+    stop = _Stop()
     async with trio.open_nursery() as nursery:
-        await nursery.start(_cancel_on_signal, nursery.cancel_scope)
+        await nursery.start(_stop_on_signal, stop)
         with runtime_dir.held(str(mount.mountpoint), base) as folder:
             limiter = trio.CapacityLimiter(config.source.threads)
             metrics = Metrics()
             source = RetryingSource(opener(mount.source, config.source, limiter), config.source, metrics=metrics)
             try:
-                await _connect(source, mount.wait_s, reporter)
-                await _serve_source(source, config, folder, metrics, reporter)
+                root: Attributes | None = None
+                with stop.ends():
+                    await _connect(source, mount.wait_s, reporter)
+                    root = await source.stat_exact(ROOT)
+                if root is not None:
+                    await _serve_source(source, root, config, folder, metrics, reporter, stop)
             finally:
-                notify_systemd("STOPPING=1")
+                if not stop.requested:
+                    notify_systemd("STOPPING=1")
                 await source.aclose()
         nursery.cancel_scope.cancel()
 
 
-async def _serve_source(source: Source, config: Config, folder: Path, metrics: Metrics, reporter: Reporter) -> None:
+async def _serve_source(
+    source: Source,
+    root: Attributes,
+    config: Config,
+    folder: Path,
+    metrics: Metrics,
+    reporter: Reporter,
+    stop: _Stop,
+) -> None:
     mount = config.mount
     record = runtime_dir.MountRecord(os.getpid(), mount.source, str(mount.mountpoint), time.time())
     socket_path = folder / runtime_dir.SOCKET_NAME
@@ -80,17 +95,31 @@ async def _serve_source(source: Source, config: Config, folder: Path, metrics: M
         _log.info("mounted", source=mount.source, mountpoint=str(mount.mountpoint))
         reporter.ready()
 
-    hints = await trio.to_thread.run_sync(HintStore.open, state_file(state_directory(config.fs, mount.mountpoint)))
-    root = await source.stat_exact(ROOT)
+    state = state_directory(config.fs, mount.mountpoint)
+    hints = await trio.to_thread.run_sync(HintStore.open, state_file(state))
+    staging = None
+    if not mount.read_only:
+        place = staging_place(config.write, folder.name, folder.parent, state)
+        staging = await trio.to_thread.run_sync(open_staging, config.write, place)
     async with trio.open_nursery() as nursery:
         filesystem = FileSystem(
-            source, config, root, nursery=nursery, metrics=metrics, hints=hints, control_path=socket_path
+            source,
+            config,
+            root,
+            nursery=nursery,
+            metrics=metrics,
+            hints=hints,
+            control_path=socket_path,
+            staging=staging,
         )
         identity: dict[str, object] = {"source": mount.source, "mountpoint": str(mount.mountpoint)}
         ops = ControlOps(filesystem, identity, deadline_s=config.fs.request_deadline_s)
         await nursery.start(ControlServer(socket_path, ops).serve)
         try:
-            await fuse_mount.serve(filesystem, config, ready)
+            # Only the serving ends at a signal: what is staged is written afterwards, by tasks of this nursery, and the
+            # control socket tells how far that is.
+            with stop.ends():
+                await fuse_mount.serve(filesystem, config, ready)
         finally:
             _log.info("unmounted", mountpoint=str(mount.mountpoint))
         nursery.cancel_scope.cancel()
@@ -117,14 +146,33 @@ async def _connect(source: RetryingSource, wait_s: float, reporter: Reporter) ->
         nursery.cancel_scope.cancel()
 
 
-async def _cancel_on_signal(
-    scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-) -> None:
+class _Stop:
+    """What a stop signal ends: whatever is inside `ends()` when it comes, or is entered afterwards."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._scope: trio.CancelScope | None = None
+
+    def request(self) -> None:
+        self.requested = True
+        if self._scope is not None:
+            self._scope.cancel()
+
+    @contextlib.contextmanager
+    def ends(self) -> Iterator[None]:
+        with trio.CancelScope() as self._scope:
+            if self.requested:
+                self._scope.cancel()
+            yield
+
+
+async def _stop_on_signal(stop: _Stop, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
     with trio.open_signal_receiver(*_STOP_SIGNALS) as signals:
         task_status.started()
         async for number in signals:
             _log.info("stopping", signal=signal.Signals(number).name)
-            scope.cancel()
+            notify_systemd("STOPPING=1")
+            stop.request()
 
 
 def run(config: Config, reporter: Reporter) -> None:
