@@ -13,7 +13,10 @@ from turbofs.testing.hdfs_cluster import HdfsCluster
 
 # Assertions of the shipped suite are shown in full; said here, before any test imports it.
 pytest.register_assert_rewrite(
-    "turbofs.testing.conformance_base", "turbofs.testing.conformance_reading", "turbofs.testing.conformance_writing"
+    "turbofs.testing.conformance_base",
+    "turbofs.testing.conformance_reading",
+    "turbofs.testing.conformance_writing",
+    "turbofs.testing.conformance_writers",
 )
 
 # A run that a shell started in the background ignores SIGINT, and so would every program that a test interrupts.

@@ -44,8 +44,11 @@ def rename_no_replace(old: str, old_fd: int, new: str, new_fd: int) -> None:
 
 
 def sync_directory(directory_fd: int) -> None:
-    """Make the names in a directory durable, where its file system can and this process may read it."""
-    with suppress(PermissionError):
+    """Make the names in a directory durable, where its file system can and this process may read it.
+
+    One that was deleted meanwhile has no names.
+    """
+    with suppress(PermissionError, FileNotFoundError):
         readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory_fd)
         try:
             os.fsync(readable)

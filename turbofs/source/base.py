@@ -96,7 +96,10 @@ class SourceWriter(ABC):
 
     @abstractmethod
     async def abort(self) -> None:
-        """Give up: the file is removed where it was new, and no lease is left behind. Never raises."""
+        """Give up: the file is removed where it was new, and no lease is left behind. Never raises.
+
+        One that was renamed since it was created keeps what was synced: whoever named it has shown it.
+        """
 
 
 class Listing(ABC):

@@ -29,7 +29,7 @@ from turbofs.errors import (
 from turbofs.model import AttributeChange, Attributes, Change, FileVersion, Space
 from turbofs.source.at_calls import parent_of, rename_no_replace, sync_directory
 from turbofs.source.base import Capability, Listing, Source, SourceFile, SourceWriter
-from turbofs.source.local_files import LocalFile, LocalListing, LocalWriter, attributes_of, version_of
+from turbofs.source.local_files import LocalFile, LocalListing, LocalTarget, LocalWriter, attributes_of, version_of
 from turbofs.source.orphans import temporary_name
 from turbofs.source.os_errors import translated
 from turbofs.source.threads import abandonable
@@ -99,12 +99,12 @@ class FileSource(Source):
 
     async def create(self, path: str, *, mode: int = 0o644, replace: bool = False) -> SourceWriter:
         make = partial(self._create_anew if replace else self._create, path, mode)
-        fd = await self._call("create", path, make, dispose=os.close)
-        return self._writer(fd, path, new=True)
+        target = await self._call("create", path, make, dispose=LocalTarget.close)
+        return LocalWriter(target, path, self._limiter, new=True)
 
     async def append(self, path: str) -> SourceWriter:
-        fd = await self._call("append to", path, partial(self._open, path, _WRITE_FLAGS), dispose=os.close)
-        return self._writer(fd, path, new=False)
+        target = await self._call("append to", path, partial(self._open_to_append, path), dispose=LocalTarget.close)
+        return LocalWriter(target, path, self._limiter, new=False)
 
     async def rename(self, old: str, new: str, *, replace: bool, identity: FileVersion | None = None) -> None:
         await self._call(f"rename {old} to", new, partial(self._rename, old, new, replace=replace))
@@ -158,15 +158,11 @@ class FileSource(Source):
 
     def _open(self, path: str, flags: int) -> int:
         with parent_of(self._root_fd(), path) as (parent, name):
-            # Opening a device or a pipe may do things; O_NONBLOCK only covers a change between these two calls.
-            _require_file(os.stat(name, dir_fd=parent, follow_symlinks=False), path)
-            fd = os.open(name, flags, dir_fd=parent)
-            try:
-                _require_file(os.fstat(fd), path)
-            except BaseException:
-                os.close(fd)
-                raise
-            return fd
+            return _open_at(parent, name, path, flags)
+
+    def _open_to_append(self, path: str) -> LocalTarget:
+        with parent_of(self._root_fd(), path) as (parent, name):
+            return _target(_open_at(parent, name, path, _WRITE_FLAGS), parent, name)
 
     def _open_version(self, path: str, version: FileVersion) -> int:
         fd = self._open(path, _READ_FLAGS)
@@ -185,11 +181,11 @@ class FileSource(Source):
         with parent_of(self._root_fd(), path) as (parent, name):
             return os.readlink(name, dir_fd=parent)
 
-    def _create(self, path: str, mode: int) -> int:
+    def _create(self, path: str, mode: int) -> LocalTarget:
         with parent_of(self._root_fd(), path) as (parent, name):
-            return _new_file(parent, name, mode)
+            return _target(_new_file(parent, name, mode), parent, name)
 
-    def _create_anew(self, path: str, mode: int) -> int:
+    def _create_anew(self, path: str, mode: int) -> LocalTarget:
         """A new inode takes the name in one step: whoever has the old file open keeps reading that one."""
         with parent_of(self._root_fd(), path) as (parent, name):
             temporary = temporary_name()
@@ -200,25 +196,7 @@ class FileSource(Source):
                 os.close(fd)
                 os.unlink(temporary, dir_fd=parent)
                 raise
-            return fd
-
-    def _writer(self, fd: int, path: str, *, new: bool) -> LocalWriter:
-        return LocalWriter(
-            fd,
-            path,
-            self._limiter,
-            sync_name=partial(self._sync_name, path),
-            remove=partial(self._remove_own, path) if new else None,
-        )
-
-    def _sync_name(self, path: str) -> None:
-        with parent_of(self._root_fd(), path) as (parent, _):
-            sync_directory(parent)
-
-    def _remove_own(self, path: str, fd: int) -> None:
-        with parent_of(self._root_fd(), path) as (parent, name):
-            if os.path.samestat(os.fstat(fd), os.stat(name, dir_fd=parent, follow_symlinks=False)):
-                os.unlink(name, dir_fd=parent)
+            return _target(fd, parent, name)
 
     def _rename(self, old: str, new: str, *, replace: bool) -> None:
         if new.startswith(old.rstrip("/") + "/"):
@@ -271,6 +249,27 @@ class FileSource(Source):
                 atime_ns = now.st_atime_ns if change.atime_ns is None else change.atime_ns
                 mtime_ns = now.st_mtime_ns if change.mtime_ns is None else change.mtime_ns
                 os.utime(name, ns=(atime_ns, mtime_ns), dir_fd=parent, follow_symlinks=False)
+
+
+def _open_at(parent: int, name: str, path: str, flags: int) -> int:
+    # Opening a device or a pipe may do things; O_NONBLOCK only covers a change between these two calls.
+    _require_file(os.stat(name, dir_fd=parent, follow_symlinks=False), path)
+    fd = os.open(name, flags, dir_fd=parent)
+    try:
+        _require_file(os.fstat(fd), path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _target(fd: int, parent: int, name: str) -> LocalTarget:
+    """Takes *fd* over, and a duplicate of *parent*."""
+    try:
+        return LocalTarget(fd, os.dup(parent), name)
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def _require_file(status: os.stat_result, path: str) -> None:

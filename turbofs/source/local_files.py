@@ -8,11 +8,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 import trio
 
 from turbofs.errors import ShortReadError, StaleFileError, TurboError
 from turbofs.model import Attributes, Change, DirectoryEntry, FileKind, FileVersion
+from turbofs.source.at_calls import sync_directory
 from turbofs.source.base import Listing, SourceFile, SourceWriter
 from turbofs.source.checks import require_range
 from turbofs.source.os_errors import translated
@@ -137,24 +139,40 @@ def _name_of(fd: int) -> str:
         return ""
 
 
-class LocalWriter(SourceWriter):
-    """A descriptor open for appending. After a failed sync it keeps failing: the kernel has dropped those pages."""
+class LocalTarget(NamedTuple):
+    """What a writer holds: the file, open for appending, and the directory and name that it had when it was opened.
 
-    def __init__(
-        self,
-        fd: int,
-        path: str,
-        limiter: trio.CapacityLimiter,
-        *,
-        sync_name: Callable[[], None],
-        remove: Callable[[int], None] | None,
-    ) -> None:
-        """*sync_name* makes the name durable; *remove* takes a new file's name back (None: the file is older)."""
+    A descriptor of the directory stays right when something above it is renamed.
+    """
+
+    fd: int
+    directory: int
+    name: str
+
+    def close(self) -> None:
+        os.close(self.fd)
+        os.close(self.directory)
+
+    def sync(self, *, name_too: bool) -> None:
+        os.fsync(self.fd)
+        if name_too:
+            sync_directory(self.directory)
+
+    def remove(self) -> None:
+        """Unlink the file, where it still has its name. Raises OSError where that is gone."""
+        there = os.stat(self.name, dir_fd=self.directory, follow_symlinks=False)
+        if os.path.samestat(os.fstat(self.fd), there):
+            os.unlink(self.name, dir_fd=self.directory)
+
+
+class LocalWriter(SourceWriter):
+    """Appends to a file. After a failed sync it keeps failing: the kernel has dropped those pages."""
+
+    def __init__(self, target: LocalTarget, path: str, limiter: trio.CapacityLimiter, *, new: bool) -> None:
         self._path = path
         self._limiter = limiter
-        self._shared = Shared(fd, os.close, path)
-        self._sync_name = sync_name
-        self._remove = remove
+        self._shared = Shared(target, LocalTarget.close, path)
+        self._new = new
         self._named = False
         self._failure: TurboError | None = None
         self._complete = False
@@ -176,36 +194,33 @@ class LocalWriter(SourceWriter):
 
     async def abort(self) -> None:
         with trio.CancelScope(shield=True):
-            if not self._complete and self._remove is not None:
+            if not self._complete and self._new:
                 await to_the_end(self._limiter, self._take_back)
             self._shared.close()
 
-    def _guarded(self, act: Callable[[int], None]) -> None:
+    def _guarded(self, act: Callable[[LocalTarget], None]) -> None:
         if self._failure is not None:
             raise self._failure
         try:
-            with self._shared.use() as fd, translated("write", self._path):
-                act(fd)
+            with self._shared.use() as target, translated("write", self._path):
+                act(target)
         except TurboError as error:
             self._failure = error
             raise
 
-    def _write(self, data: memoryview, fd: int) -> None:
+    def _write(self, data: memoryview, target: LocalTarget) -> None:
         done = 0
         while done < len(data):
-            done += os.write(fd, data[done:])
+            done += os.write(target.fd, data[done:])
 
-    def _sync(self, fd: int) -> None:
-        os.fsync(fd)
-        if not self._named:
-            self._sync_name()
-            self._named = True
+    def _sync(self, target: LocalTarget) -> None:
+        target.sync(name_too=not self._named)
+        self._named = True
 
     def _take_back(self) -> None:
         try:
-            with self._shared.use() as fd:
-                if self._remove is not None:
-                    self._remove(fd)
+            with self._shared.use() as target:
+                target.remove()
         except (OSError, TurboError):
             return  # the name is gone already, or is another file's now: there is nothing of ours to take back
 

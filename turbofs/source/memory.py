@@ -161,7 +161,7 @@ class MemorySource(Source):
         node = _Node(FileKind.FILE, mode)
         directory.children[name] = node
         directory.touch_content()
-        return _MemoryWriter(node, path, new_in=directory)
+        return _MemoryWriter(node, path, new_as=(directory, name))
 
     async def being_written(self, path: str) -> bool:
         await trio.lowlevel.checkpoint()
@@ -315,10 +315,10 @@ class _MemoryFile(SourceFile):
 
 
 class _MemoryWriter(SourceWriter):
-    def __init__(self, node: _Node, path: str, *, new_in: _Node | None = None) -> None:
+    def __init__(self, node: _Node, path: str, *, new_as: tuple[_Node, str] | None = None) -> None:
         self._node = node
         self._path = path
-        self._directory = new_in
+        self._new_as = new_as
         self._pending = bytearray()
         self._open = True
         node.writers += 1
@@ -343,10 +343,11 @@ class _MemoryWriter(SourceWriter):
     async def abort(self) -> None:
         was_open = self._end()
         self._pending.clear()
-        if was_open and self._directory is not None:
-            for name, node in list(self._directory.children.items()):
-                if node is self._node:
-                    del self._directory.children[name]
+        if was_open and self._new_as is not None:
+            directory, name = self._new_as
+            if directory.children.get(name) is self._node:
+                del directory.children[name]
+                directory.touch_content()
 
     def _end(self) -> bool:
         """Nothing is written from now on; True the first time."""

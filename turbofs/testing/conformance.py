@@ -15,8 +15,9 @@ pytest with pytest-trio's trio_mode collects the class. A pytest fixture of the 
 from __future__ import annotations
 
 from turbofs.testing.conformance_reading import ReadingConformance
+from turbofs.testing.conformance_writers import OpenFileConformance
 from turbofs.testing.conformance_writing import WritingConformance
 
 
-class SourceConformance(ReadingConformance, WritingConformance):
+class SourceConformance(ReadingConformance, WritingConformance, OpenFileConformance):
     """All of the suite."""

@@ -89,55 +89,6 @@ class WritingConformance(ConformanceBase):
             assert len(winners) == 1
             assert await read_file(source, "/f") == b"%d" % winners[0]
 
-    async def test_abort_takes_a_new_file_back(self) -> None:
-        async with self.make_source() as source:
-            if Capability.CREATE not in source.capabilities:
-                return
-            writer = await source.create("/f", replace=True)
-            await writer.write(memoryview(content(1000)))
-            await writer.abort()
-            await writer.abort()
-            assert not await exists(source, "/f")
-            await write_file(source, "/f", b"next")  # no lease was left behind
-            assert await read_file(source, "/f") == b"next"
-
-    async def test_whether_a_file_is_being_written(self) -> None:
-        async with self.make_source() as source:
-            await self.seed(source, "/d/f", b"f")
-            assert not await source.being_written("/d/f")
-            with raises(NotFoundError):
-                await source.being_written("/d/none")
-            with raises(IsADirectoryTurboError):
-                await source.being_written("/d")
-            if {Capability.CREATE, Capability.SYNC} <= source.capabilities:
-                writer = await source.create("/g", replace=True)
-                await writer.write(memoryview(b"begun"))
-                await writer.sync()
-                assert await source.being_written("/g") is self.knows_writers
-                await writer.aclose()
-                assert not await source.being_written("/g")
-            if Capability.APPEND in source.capabilities:
-                writer = await source.append("/d/f")
-                assert await source.being_written("/d/f") is self.knows_writers
-                await writer.abort()
-                assert not await source.being_written("/d/f")
-                assert await read_file(source, "/d/f") == b"f"
-
-    async def test_what_is_synced_is_visible(self) -> None:
-        async with self.make_source() as source:
-            if not {Capability.SYNC, Capability.CREATE} <= source.capabilities:
-                return
-            writer = await source.create("/f", replace=True)
-            await writer.write(memoryview(content(1000)))
-            await writer.sync()
-            assert await read_file(source, "/f") == content(1000)
-            await writer.write(memoryview(content(500, seed=1)))
-            await writer.sync()
-            await writer.sync()
-            assert await read_file(source, "/f") == content(1000) + content(500, seed=1)
-            await writer.aclose()
-            assert await read_file(source, "/f") == content(1000) + content(500, seed=1)
-
     async def test_append(self) -> None:
         async with self.make_source() as source:
             if Capability.APPEND not in source.capabilities:
