@@ -85,6 +85,11 @@ class BusyError(TurboError):
     advice = "something else uses it; see the message for what"
 
 
+class BadDescriptorError(TurboError):
+    errno = _errno.EBADF
+    advice = "open the file in the mode that the act needs"
+
+
 class CrossDeviceError(TurboError):
     errno = _errno.EXDEV
     advice = "copy and delete instead"

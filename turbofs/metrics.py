@@ -62,6 +62,10 @@ SPECIFICATIONS = (
     Specification("turbofs_hints", "counter", "hints", "Hints given: set, removed or refused.", ("name", "outcome")),
     Specification("turbofs_prefetch_wanted_bytes", "counter", "bytes", "Bytes that prefetch hints asked for."),
     Specification("turbofs_prefetch_fetched_bytes", "counter", "bytes", "Bytes that prefetches fetched."),
+    Specification("turbofs_written_bytes", "counter", "bytes", "Bytes that programs wrote to the mount."),
+    Specification("turbofs_uploaded_bytes", "counter", "bytes", "Bytes that were sent to the source."),
+    Specification("turbofs_staged_bytes", "gauge", "bytes", "Room that written bytes take in the staging area."),
+    Specification("turbofs_broken_files", "gauge", "files", "Acknowledged files that could not be persisted."),
     Specification("turbofs_open_handles", "gauge", "handles", "Files that programs hold open."),
 )
 
@@ -85,12 +89,17 @@ class Metrics:
         self.hints = self._counter("turbofs_hints")
         self.prefetch_wanted_bytes = self._counter("turbofs_prefetch_wanted_bytes")
         self.prefetch_fetched_bytes = self._counter("turbofs_prefetch_fetched_bytes")
+        self.written_bytes = self._counter("turbofs_written_bytes")
+        self.uploaded_bytes = self._counter("turbofs_uploaded_bytes")
+        self.staged_bytes = self._gauge("turbofs_staged_bytes")
+        self.broken_files = self._gauge("turbofs_broken_files")
         self.open_handles = self._gauge("turbofs_open_handles")
         self._in_flight = 0
         self._requests: dict[tuple[str, int], int] = {}
         self._seconds: dict[str, Histogram] = {}
         self._read: dict[Origin, int] = {"cache": 0, "source": 0}
         self._fetched = 0
+        self._written = 0
         self._acts: dict[tuple[str, int], int] = {}
 
     def request_done(self, op: str, errno: int, seconds: float) -> None:
@@ -105,6 +114,10 @@ class Metrics:
     def bytes_read(self, origin: Origin, count: int) -> None:
         """*count* bytes went to a reader, from the cache or fetched for it."""
         self._read[origin] += count
+
+    def bytes_written(self, count: int) -> None:
+        """A program wrote *count* bytes to the mount."""
+        self._written += count
 
     def fetch_began(self) -> None:
         self._in_flight += 1
@@ -136,11 +149,13 @@ class Metrics:
         for (act, errno), count in self._acts.items():
             self.source_acts.labels(act, "ok" if errno == 0 else errno_name(errno)).inc(count)
         self.source_read_bytes.inc(self._fetched)
+        self.written_bytes.inc(self._written)
         self.fetches_in_flight.set(self._in_flight)
         self._requests.clear()
         self._acts.clear()
         self._read = {"cache": 0, "source": 0}
         self._fetched = 0
+        self._written = 0
 
     def _counter(self, name: str) -> Counter:
         spec = _specification(name, "counter")

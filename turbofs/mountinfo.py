@@ -42,3 +42,15 @@ def mounts_at(mountpoint: Path, mountinfo: Path = _MOUNTINFO) -> list[MountEntry
 def _unescape(field: bytes) -> str:
     r"""Undo the octal escapes for space, tab, newline and backslash: \040, \011, \012 and \134."""
     return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), field))
+
+
+def filesystem_of(path: Path, mountinfo: Path = _MOUNTINFO) -> str:
+    """The type ("tmpfs", "ext4") of the file system that *path* lies on, by its text; empty where none is known."""
+    place = os.path.realpath(path)
+    found = ""
+    longest = -1
+    for entry in mount_entries(mountinfo):
+        top = entry.mountpoint.rstrip("/")
+        if (place == top or place.startswith(f"{top}/")) and len(top) >= longest:
+            found, longest = entry.file_system_type, len(top)
+    return found

@@ -17,6 +17,7 @@ from turbofs.model import Attributes, DirectoryEntry
 from turbofs.read.file_reader import FileReader
 from turbofs.read.streams import StreamTracker
 from turbofs.source.base import Listing, Source
+from turbofs.write.staged_file import StagedFile
 
 
 class ReadHandle:
@@ -29,6 +30,41 @@ class ReadHandle:
         self.kernel_caches = kernel_caches
         self.reader = reader
         self.tracker = StreamTracker(config)
+
+
+class StagedHandle:
+    """A file open for writing, or open for reading while it is in staging.
+
+    *direct*: its writes pass the page cache by; *caches*: the kernel keeps its bytes there. *opener* is the process that
+    opened it, where that is known; *uid* its user, whose hints hold. *early*: it was acknowledged early when it was opened.
+    """
+
+    __slots__ = ("append", "caches", "direct", "early", "inode", "opener", "sequential", "staged", "uid", "writable")
+
+    def __init__(
+        self,
+        inode: Inode,
+        staged: StagedFile,
+        *,
+        writable: bool,
+        append: bool,
+        direct: bool,
+        caches: bool,
+        uid: int,
+        opener: int | None,
+        early: bool,
+    ) -> None:
+        self.inode = inode
+        self.staged = staged
+        self.writable = writable
+        self.append = append
+        self.direct = direct
+        self.caches = caches
+        self.uid = uid
+        self.opener = opener
+        self.early = early
+        self.sequential = True
+        """Everything was written where the file ended."""
 
 
 class VirtualHandle:
@@ -150,7 +186,8 @@ class DirectoryHandle:
             await listing.aclose()
 
 
-Handle = ReadHandle | VirtualHandle | DirectoryHandle
+FileHandle = ReadHandle | StagedHandle | VirtualHandle
+Handle = FileHandle | DirectoryHandle
 
 
 class HandleTable:
@@ -172,7 +209,7 @@ class HandleTable:
         """How many handles *inode* has: its own count also holds whoever is just looking."""
         return sum(handle.inode is inode for handle in self._handles.values())
 
-    def file(self, number: int) -> ReadHandle | VirtualHandle:
+    def file(self, number: int) -> FileHandle:
         handle = self._get(number)
         if isinstance(handle, DirectoryHandle):
             raise InvalidRequestError(f"handle {number} is a directory")

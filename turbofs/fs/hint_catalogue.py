@@ -78,9 +78,9 @@ CATALOGUE: Mapping[Attribute, AttributeSpec] = {
         AttributeSpec(Attribute.REPLICATE, works=False, hint=ReplicateHint, directory_only=True),
         AttributeSpec(Attribute.PRIORITY, works=False, hint=PriorityHint),
         AttributeSpec(Attribute.GROUP, works=False, hint=GroupHint, directory_only=True),
-        AttributeSpec(Attribute.ACK, works=False, hint=AckHint),
+        AttributeSpec(Attribute.ACK, works=True, hint=AckHint),
         AttributeSpec(Attribute.DATASET, works=False, hint=DatasetHint, directory_only=True),
-        AttributeSpec(Attribute.DURABILITY, works=False),
+        AttributeSpec(Attribute.DURABILITY, works=True),
         AttributeSpec(Attribute.LAST_ERROR, works=True),
         AttributeSpec(Attribute.SERVED_FROM, works=True),
         AttributeSpec(Attribute.BLAKE3, works=True),
@@ -141,6 +141,11 @@ def parse_hint(spec: AttributeSpec, value: bytes, *, size_bytes: int | None) -> 
             )
         if size_bytes is not None:
             hint.validate(size_bytes)
+    if isinstance(hint, AckHint) and hint.level == "replicated":
+        raise NotSupportedError(
+            f"{spec.attribute}: `replicated` needs other nodes, which comes with a later version of TurboFS",
+            advice="use `persisted` or `staged`",
+        )
     return hint
 
 

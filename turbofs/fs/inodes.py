@@ -7,6 +7,7 @@ often that happened to a name is remembered, because the kernel may forget the o
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from zlib import crc32
@@ -15,6 +16,7 @@ from turbofs.errors import StaleFileError
 from turbofs.fs.virtual import VirtualNode
 from turbofs.model import ROOT, Attributes, FileKind, FileVersion, join
 from turbofs.read.file_reader import FileReader
+from turbofs.write.staged_file import StagedFile
 
 ROOT_NUMBER = 1
 _NUMBER_MASK = (1 << 63) - 1
@@ -23,6 +25,8 @@ _SPREAD = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio, as in Fibonacci hashing (Knuth, The Art of Computer Programming, 6.4)."""
 _GENERATIONS_KEPT = 1 << 16
 """Names that lost a file and whose next number must be another: 200 bytes each."""
+_REMOVALS_KEPT = 1 << 14
+"""Names that were removed here lately, and that an older listing may still hold."""
 
 
 class Inode:
@@ -30,8 +34,10 @@ class Inode:
 
     __slots__ = (
         "attributes",
+        "caching_handles",
         "children",
         "detached",
+        "direct_writers",
         "entries",
         "kernel_version",
         "lookups",
@@ -41,6 +47,7 @@ class Inode:
         "parent",
         "reader",
         "refreshed_at",
+        "staged",
         "virtual",
     )
 
@@ -61,6 +68,12 @@ class Inode:
         self.kernel_version: FileVersion | None = None
         """The version whose pages the kernel's own cache may hold."""
         self.virtual: VirtualNode | None = None
+        self.staged: StagedFile | None = None
+        """The local side of a file that this mount writes, or has written while it was open."""
+        self.direct_writers = 0
+        """Handles whose writes pass the page cache by."""
+        self.caching_handles = 0
+        """Handles whose bytes the kernel may keep in its page cache."""
 
     @property
     def kind(self) -> FileKind:
@@ -94,6 +107,7 @@ class InodeTable:
         self.root.lookups = 1
         self._by_number: dict[int, Inode] = {ROOT_NUMBER: self.root}
         self._generations: OrderedDict[tuple[int, str], int] = OrderedDict()
+        self._removed_at: OrderedDict[tuple[int, str], float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -132,6 +146,40 @@ class InodeTable:
             if len(self._generations) > _GENERATIONS_KEPT:
                 self._generations.popitem(last=False)
         self.drop_unused(inode)
+
+    def remove(self, inode: Inode) -> None:
+        """The name of *inode* was removed through this mount: what was listed before does not bring it back."""
+        if inode.parent is not None:
+            self.note_removed(inode.parent, inode.name)
+        self.detach(inode)
+
+    def note_removed(self, parent: Inode, name: str) -> None:
+        self._removed_at.pop((parent.number, name), None)
+        self._removed_at[parent.number, name] = time.monotonic()
+        if len(self._removed_at) > _REMOVALS_KEPT:
+            self._removed_at.popitem(last=False)
+
+    def was_removed_since(self, parent: Inode, name: str, moment: float) -> bool:
+        """Whether *name* was removed here after *moment* (time.monotonic)."""
+        return bool(self._removed_at) and self._removed_at.get((parent.number, name), moment) > moment
+
+    def move(self, inode: Inode, parent: Inode, name: str) -> None:
+        """*inode* is called *name* in *parent* now; whatever had that name has none any more."""
+        before = inode.parent
+        assert before is not None
+        self.note_removed(before, inode.name)
+        replaced = self.child(parent, name)
+        if replaced is not None and replaced is not inode:
+            self.detach(replaced)
+        if not inode.detached:
+            self._unlist(before, inode.name)
+        inode.parent, inode.name, inode.detached = parent, name, False
+        if parent.entries is None:
+            parent.entries = {}
+        parent.entries[name] = inode
+        parent.children += 1
+        before.children -= 1
+        self.drop_unused(before)
 
     def forget(self, number: int, count: int) -> None:
         """The kernel lets go of *count* lookups."""

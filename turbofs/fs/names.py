@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import time
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import trio
 
@@ -17,8 +18,9 @@ from turbofs.config import FsConfig
 from turbofs.errors import NotFoundError, StaleFileError, TurboError
 from turbofs.fs.inodes import Inode, InodeTable
 from turbofs.fs.owners import OwnerMap
-from turbofs.model import Attributes, Change, FileKind
+from turbofs.model import Attributes, Change, FileKind, FileVersion
 from turbofs.source.base import Source
+from turbofs.write.staged_file import StagedFile
 
 _PAGE_BYTES = mmap.PAGESIZE
 
@@ -26,25 +28,47 @@ _PAGE_BYTES = mmap.PAGESIZE
 class NameService:
     """Looks names up in the source and keeps the inode table true to it."""
 
-    def __init__(self, source: Source, table: InodeTable, owners: OwnerMap, config: FsConfig) -> None:
+    def __init__(
+        self, source: Source, table: InodeTable, owners: OwnerMap, config: FsConfig, staged: StagedNames
+    ) -> None:
         self._source = source
         self._table = table
         self._owners = owners
         self._timeout_s = config.attribute_timeout_s
+        self._staged = staged
         self.drop_pages: Callable[[int], Awaitable[bool]] = _no_pages
         """Makes the kernel drop the pages of an inode; False where it has not by now."""
 
     async def look_up(self, parent: Inode, name: str) -> Inode:
         """The inode that *name* is in *parent* now. Raises NotFoundError and whatever the source raises."""
+        path = parent.child_path(name)
+        staged = self._staged.file_at(path)
+        if staged is not None:
+            return self._bind(parent, name, staged)
+        asked_at = time.monotonic()
         try:
-            seen = await self._source.stat(parent.child_path(name))
+            seen = await self._source.stat(path)
         except NotFoundError:
             known = self._table.child(parent, name)
             if known is not None:
                 self._table.detach(known)
             raise
         await self._owners.resolve(seen.owner, seen.group)
-        return await self.reconcile(parent, name, seen)
+        staged = self._staged.file_at(path)
+        if staged is not None:  # made, or changed, while the source was asked
+            return self._bind(parent, name, staged)
+        return await self.reconcile(parent, name, seen, asked_at=asked_at)
+
+    def _bind(self, parent: Inode, name: str, staged: StagedFile) -> Inode:
+        """The inode of a name whose content is in staging."""
+        inode = self._table.child(parent, name)
+        if inode is not None and inode.staged is not staged and (inode.staged or inode.kind is not FileKind.FILE):
+            self._table.detach(inode)
+            inode = None
+        if inode is None:
+            inode = self._table.add(parent, name, staged.attributes())
+        self._staged.bind(inode, staged)
+        return inode
 
     def is_old(self, inode: Inode) -> bool:
         """Whether the attributes of *inode* are older than the attribute timeout."""
@@ -56,6 +80,8 @@ class NameService:
         An inode that lost its name but is open is asked through its handle, and keeps what was known last where even
         that is gone. Raises StaleFileError for one that is not open: the kernel then looks the name up again.
         """
+        if inode.staged is not None and self._staged.shows(inode, inode.staged):
+            return inode
         if not self.is_old(inode):
             return inode
         if not inode.detached and inode.parent is not None:
@@ -96,8 +122,12 @@ class NameService:
         entries = parent.entries
         inode = entries.get(name) if entries is not None else None
         if inode is None:
+            if seen_at is not None and self._table.was_removed_since(parent, name, seen_at):
+                return None
             inode = self._table.add(parent, name, seen)
-        elif seen_at is not None and inode.refreshed_at > seen_at:
+        elif (inode.staged is not None and self._staged.shows(inode, inode.staged)) or (
+            seen_at is not None and inode.refreshed_at > seen_at
+        ):
             return inode
         elif inode.attributes != seen:
             if _change(inode, seen) is not Change.SAME:
@@ -106,10 +136,16 @@ class NameService:
         inode.refreshed_at = time.monotonic() if seen_at is None else seen_at
         return inode
 
-    async def reconcile(self, parent: Inode, name: str, seen: Attributes) -> Inode:
-        """The inode for what the source said of *name*; replaces or advances the one that was there."""
+    async def reconcile(self, parent: Inode, name: str, seen: Attributes, *, asked_at: float | None = None) -> Inode:
+        """The inode for what the source said of *name*; replaces or advances the one that was there.
+
+        *asked_at*: when the source was asked (on time.monotonic's clock). What changed here since then is newer.
+        """
         exact = False
         while True:
+            known = self._table.child(parent, name)
+            if known is not None and asked_at is not None and known.refreshed_at > asked_at:
+                return known
             inode = self.reconcile_nowait(parent, name, seen)
             if inode is not None:
                 return inode
@@ -134,6 +170,12 @@ class NameService:
                 if not known.detached:
                     return known
                 self._table.drop_unused(known)
+
+    def touched(self, inode: Inode, version: FileVersion) -> None:
+        """Attributes of the open *inode* were set through this mount: its bytes are those that its readers have."""
+        reader = inode.reader
+        if reader is not None and reader.version.compare(version) is Change.GREW:
+            reader.advance(version)
 
     async def advance(self, inode: Inode, seen: Attributes) -> None:
         """*inode* is the same file, grown or touched: go on with its new version.
@@ -170,6 +212,32 @@ class NameService:
         if inode.reader.version != version:
             inode.reader.advance(version)
         await self._tell(inode, inode.attributes.with_version(version))
+
+
+class StagedNames(Protocol):
+    """What this room is told of files that the mount writes."""
+
+    def file_at(self, path: str) -> StagedFile | None:
+        """The staged file that the local name *path* means, where the source does not have all of it."""
+
+    def bind(self, inode: Inode, staged: StagedFile) -> None:
+        """*inode* is *staged* from now on."""
+
+    def shows(self, inode: Inode, staged: StagedFile) -> bool:
+        """Whether *staged* is what the inode's name means now; its attributes are brought up to date then."""
+
+
+class NothingStaged:
+    """What `names` is told on a mount that only reads."""
+
+    def file_at(self, _path: str) -> StagedFile | None:
+        return None
+
+    def bind(self, inode: Inode, staged: StagedFile) -> None:
+        raise ValueError(f"{inode.name!r} cannot be staged on a mount that only reads ({staged.number})")
+
+    def shows(self, _inode: Inode, _staged: StagedFile) -> bool:
+        return False
 
 
 async def _no_pages(_number: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import trio
 from blake3 import blake3
@@ -56,6 +57,8 @@ class Reports:
         self._metrics = metrics
         self._started = time.time()
         self._evictions_told = 0
+        self.writing: Callable[[], dict[str, object]] | None = None
+        """What is being written, staged and broken; None on a mount that only reads."""
         self.notes: list[str] = []
         """What the mount could not do as asked (kernel read-ahead, allow_other); shown in status and by the doctor."""
 
@@ -84,6 +87,7 @@ class Reports:
             "prefetches": [_job_for(uid, job) for job in self._prefetches.running()],
             "hints": self._hints.statistics(),
             "space": {"total_bytes": space.total_bytes, "free_bytes": space.free_bytes},
+            **({"writing": self.writing()} if self.writing is not None else {}),
             "notes": list(self.notes),
         }
 

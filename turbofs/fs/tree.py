@@ -17,7 +17,7 @@ from turbofs.config import FsConfig
 from turbofs.errors import InvalidRequestError, NameTooLongError, NotADirectoryTurboError, NotFoundError, TurboError
 from turbofs.fs.hidden import HIDDEN_NAME, HiddenTree
 from turbofs.fs.inodes import Inode, InodeTable
-from turbofs.fs.names import NameService
+from turbofs.fs.names import NameService, StagedNames
 from turbofs.fs.owners import OwnerMap
 from turbofs.fs.permissions import SEARCH, require
 from turbofs.fs.virtual import HintMirror, VirtualDirectory, VirtualFile, VirtualLink
@@ -38,16 +38,23 @@ class _Refresh:
 
 
 class Tree:
-    """Names to inodes. *root* is what the source said of its root; *hidden* the fixed part of `.turbofs`."""
+    """Names to inodes, in *table*. *staged* knows what this mount writes; *hidden* is the fixed part of `.turbofs`."""
 
     def __init__(
-        self, source: Source, config: FsConfig, root: Attributes, hidden: VirtualDirectory, background: Background
+        self,
+        source: Source,
+        config: FsConfig,
+        table: InodeTable,
+        owners: OwnerMap,
+        staged: StagedNames,
+        hidden: VirtualDirectory,
+        background: Background,
     ) -> None:
         self.source = source
-        self.owners = OwnerMap(config.owner_timeout_s)
-        self.table = InodeTable(root)
+        self.owners = owners
+        self.table = table
         self.table.root.refreshed_at = time.monotonic()
-        self.names = NameService(source, self.table, self.owners, config)
+        self.names = NameService(source, self.table, self.owners, config, staged)
         self.hidden = HiddenTree(hidden, self.table)
         self._attribute_timeout_s = config.attribute_timeout_s
         self.background = background
@@ -125,7 +132,9 @@ class Tree:
         if inode is self.table.root:
             self._refresh_root_soon()
         elif inode.virtual is None:
-            if inode.reader is not None:
+            if inode.detached and inode.staged is None and inode.reader is None and inode.open_handles:
+                pass  # a directory that was removed while somebody has it open: what was known last
+            elif inode.reader is not None and inode.staged is None:
                 await self._refresh_patiently(inode)
             else:
                 await self.names.refresh(inode)

@@ -23,19 +23,27 @@ from turbofs.fs.tree import Tree
 from turbofs.fs.virtual import HintMirror
 from turbofs.metrics import Metrics
 from turbofs.model import Caller, FileKind
+from turbofs.write.writes import Writes
 
 
 class ExtendedAttributes:
     """Set on a file or directory itself a hint is everybody's; set on its mirror under `.turbofs/hints` it is the caller's."""
 
     def __init__(
-        self, tree: Tree, hints: HintStore, prefetches: Prefetches, reports: Reports, metrics: Metrics
+        self,
+        tree: Tree,
+        hints: HintStore,
+        prefetches: Prefetches,
+        reports: Reports,
+        metrics: Metrics,
+        writes: Writes | None,
     ) -> None:
         self._tree = tree
         self._hints = hints
         self._prefetches = prefetches
         self._reports = reports
         self._metrics = metrics
+        self._writes = writes
 
     async def set(self, inode: Inode, name: str, value: bytes, caller: Caller) -> None:
         """Set *name* on *inode*. Raises as `hint_catalogue` does, and keeps the reason as `last_error`."""
@@ -77,10 +85,13 @@ class ExtendedAttributes:
             return self._hints.get(path, name, uid=uid).encode()
         match spec.attribute:
             case Attribute.LAST_ERROR:
-                error = self._hints.last_error(path, caller.uid)
+                error = self._writes_error(inode) or self._hints.last_error(path, caller.uid)
                 if error is None:
                     raise NoSuchAttributeError(f"no hint on {path} was refused")
                 return error.encode("utf-8", "surrogateescape")
+            case Attribute.DURABILITY:
+                level = None if self._writes is None else self._writes.durability(path)
+                return (level or "persisted").encode()
             case Attribute.SERVED_FROM:
                 return self._reports.served_from(inode).encode()
             case Attribute.BLAKE3 if not isinstance(inode.virtual, HintMirror):
@@ -105,6 +116,9 @@ class ExtendedAttributes:
             self._hints.remove(inode.path, name)
         self._metrics.hint_given(name, "removed")
         await self._hints.flush()
+
+    def _writes_error(self, inode: Inode) -> str | None:
+        return None if self._writes is None or inode.detached else self._writes.broken_reason(inode.path)
 
     async def _set(self, inode: Inode, name: str, value: bytes, caller: Caller, *, own: bool) -> None:
         path = inode.path

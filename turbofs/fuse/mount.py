@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import quote
 
 import pyfuse3
@@ -17,6 +18,7 @@ from turbofs.fuse.kernel import may_allow_others, tune
 from turbofs.fuse.notify import Notifier
 from turbofs.fuse.operations import Operations
 from turbofs.fuse.watchdog import Watchdog
+from turbofs.mountinfo import mounts_at
 
 _log = structlog.get_logger(__name__)
 _ASCII = "".join(map(chr, range(128)))
@@ -45,6 +47,9 @@ async def serve(filesystem: FileSystem, config: Config, ready: Callable[[], None
         notifier = Notifier()
         filesystem.pages_are_stale = notifier.drop_pages_soon
         filesystem.tree.names.drop_pages = notifier.drop_pages
+        if filesystem.writing is not None:
+            filesystem.writing.pages_are_stale = notifier.drop_pages_soon
+            filesystem.writing.device = _device(mount.mountpoint)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Watchdog().run)
             nursery.start_soon(notifier.run)
@@ -58,6 +63,8 @@ async def serve(filesystem: FileSystem, config: Config, ready: Callable[[], None
     finally:
         # Also where the kernel has unmounted already; lazily where files are still open: they get ENOTCONN from now on.
         pyfuse3.close(unmount=True)
+        with trio.CancelScope(shield=True):
+            await filesystem.drain()
         with trio.CancelScope(shield=True, deadline=trio.current_time() + config.source.operation_timeout_s):
             await filesystem.aclose()
 
@@ -65,6 +72,12 @@ async def serve(filesystem: FileSystem, config: Config, ready: Callable[[], None
 async def _serve_requests(scope: trio.CancelScope) -> None:
     await pyfuse3.main(min_tasks=4, max_tasks=_REQUESTS_AT_ONCE)
     scope.cancel()
+
+
+def _device(mountpoint: Path) -> str | None:
+    """MAJOR:MINOR of what is mounted on *mountpoint* now, from the kernel's table: the mount itself is not touched."""
+    mounts = mounts_at(mountpoint)
+    return mounts[-1].device if mounts else None
 
 
 def _options(config: Config) -> set[str]:

@@ -20,8 +20,9 @@ import trio
 from turbofs.errors import TurboError
 from turbofs.fs.filesystem import FileSystem
 from turbofs.fs.inodes import Inode
-from turbofs.fuse.replies import entry_attributes, statfs_data
+from turbofs.fuse.replies import attribute_change, entry_attributes, statfs_data
 from turbofs.model import Caller
+from turbofs.source.retries import SLOWEST_BYTES_PER_S
 
 _log = structlog.get_logger(__name__)
 _P = ParamSpec("_P")
@@ -29,13 +30,19 @@ _R = TypeVar("_R")
 _Method = Callable[Concatenate["Operations", _P], Coroutine[Any, Any, _R]]
 
 # Answers that programs provoke all the time: not worth a line in the log.
-_ORDINARY = frozenset(
-    {errno.ENOENT, errno.ENODATA, errno.ENOTSUP, errno.EROFS, errno.ESTALE, errno.EACCES, errno.ENAMETOOLONG}
-)
+# fmt: off
+_ORDINARY = frozenset({
+    errno.ENOENT, errno.ENODATA, errno.ENOTSUP, errno.EROFS, errno.ESTALE, errno.EACCES, errno.ENAMETOOLONG, errno.EEXIST,
+    errno.ENOTEMPTY, errno.EPERM, errno.EXDEV, errno.EISDIR, errno.ENOTDIR, errno.EINVAL,
+})
+# fmt: on
 
 
-def request(op: str) -> Callable[[_Method[_P, _R]], _Method[_P, _R]]:
-    """Bound a request by the deadline, count it, and turn whatever it raises into an errno."""
+def request(op: str, *, carries_bytes: bool = False) -> Callable[[_Method[_P, _R]], _Method[_P, _R]]:
+    """Bound a request by the deadline, count it, and turn whatever it raises into an errno.
+
+    One that *carries_bytes* of its handle (its first argument) to the source gets time for them on top.
+    """
 
     def decorate(method: _Method[_P, _R]) -> _Method[_P, _R]:
         @wraps(method)
@@ -43,11 +50,14 @@ def request(op: str) -> Callable[[_Method[_P, _R]], _Method[_P, _R]]:
             started = time.perf_counter()
             code = 0
             try:
-                with trio.fail_after(self.deadline_s):
+                deadline_s = self.deadline_s
+                if carries_bytes:
+                    deadline_s += self.filesystem.outstanding_bytes(args[0]) / SLOWEST_BYTES_PER_S  # type: ignore[arg-type]
+                with trio.fail_after(deadline_s):
                     return await method(self, *args, **kwargs)
             except trio.TooSlowError as error:
                 code = errno.ETIMEDOUT
-                _log.warning("request timed out", op=op, deadline_s=self.deadline_s)
+                _log.warning("request timed out", op=op, deadline_s=round(deadline_s, 1))
                 raise pyfuse3.FUSEError(code) from error
             except pyfuse3.FUSEError as error:
                 code = error.errno
@@ -123,17 +133,113 @@ class Operations(pyfuse3.Operations):
         # pyfuse3 takes any contiguous buffer, though it names bytes.
         return await self.filesystem.read(fh, off, size)  # type: ignore[return-value]
 
-    @request("flush")
+    @request("write")
+    async def write(self, fh: pyfuse3.FileHandleT, off: int, buf: bytes) -> int:
+        return await self.filesystem.write(fh, off, buf)
+
+    @request("flush", carries_bytes=True)
     async def flush(self, fh: pyfuse3.FileHandleT) -> None:
-        await trio.lowlevel.checkpoint()  # nothing is written yet, so nothing waits for a close
+        await self.filesystem.flush(fh)
 
     @request("release")
     async def release(self, fh: pyfuse3.FileHandleT) -> None:
         await self.filesystem.release(fh)
 
-    @request("fsync")
+    @request("fsync", carries_bytes=True)
     async def fsync(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
-        await trio.lowlevel.checkpoint()
+        await self.filesystem.fsync(fh)
+
+    # --- changes
+
+    @request("create")
+    async def create(
+        self,
+        parent_inode: pyfuse3.InodeT,
+        name: pyfuse3.FileNameT,
+        mode: pyfuse3.ModeT,
+        flags: pyfuse3.FlagT,
+        ctx: pyfuse3.RequestContext,
+    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+        inode, opened = await self.filesystem.create(parent_inode, name, mode, flags, _caller(ctx))
+        info = pyfuse3.FileInfo(
+            fh=pyfuse3.FileHandleT(opened.handle), direct_io=opened.direct_io, keep_cache=opened.keep_cache
+        )
+        return info, self._entry(inode)
+
+    @request("mknod")
+    async def mknod(
+        self,
+        parent_inode: pyfuse3.InodeT,
+        name: pyfuse3.FileNameT,
+        mode: pyfuse3.ModeT,
+        rdev: int,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        return self._entry(await self.filesystem.mknod(parent_inode, name, mode, _caller(ctx)))
+
+    @request("mkdir")
+    async def mkdir(
+        self,
+        parent_inode: pyfuse3.InodeT,
+        name: pyfuse3.FileNameT,
+        mode: pyfuse3.ModeT,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        return self._entry(await self.filesystem.mkdir(parent_inode, name, mode, _caller(ctx)))
+
+    @request("symlink")
+    async def symlink(
+        self,
+        parent_inode: pyfuse3.InodeT,
+        name: pyfuse3.FileNameT,
+        target: pyfuse3.FileNameT,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        return self._entry(await self.filesystem.symlink(parent_inode, name, target, _caller(ctx)))
+
+    @request("link")
+    async def link(
+        self,
+        inode: pyfuse3.InodeT,
+        new_parent_inode: pyfuse3.InodeT,
+        new_name: pyfuse3.FileNameT,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        await self.filesystem.link()
+        return self._entry(await self.filesystem.getattr(inode))
+
+    @request("unlink")
+    async def unlink(self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: pyfuse3.RequestContext) -> None:
+        await self.filesystem.unlink(parent_inode, name)
+
+    @request("rmdir")
+    async def rmdir(self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: pyfuse3.RequestContext) -> None:
+        await self.filesystem.rmdir(parent_inode, name)
+
+    @request("rename")
+    async def rename(
+        self,
+        parent_inode_old: pyfuse3.InodeT,
+        name_old: pyfuse3.FileNameT,
+        parent_inode_new: pyfuse3.InodeT,
+        name_new: pyfuse3.FileNameT,
+        flags: pyfuse3.FlagT,
+        ctx: pyfuse3.RequestContext,
+    ) -> None:
+        await self.filesystem.rename(parent_inode_old, name_old, parent_inode_new, name_new, flags)
+
+    @request("setattr")
+    async def setattr(
+        self,
+        inode: pyfuse3.InodeT,
+        attr: pyfuse3.EntryAttributes,
+        fields: pyfuse3.SetattrFields,
+        fh: pyfuse3.FileHandleT | None,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        size = attr.st_size if fields.update_size else None
+        found = await self.filesystem.setattr(inode, attribute_change(attr, fields), size, fh, _caller(ctx))
+        return self._entry(found)
 
     # --- directories
 
@@ -163,7 +269,7 @@ class Operations(pyfuse3.Operations):
 
     @request("fsyncdir")
     async def fsyncdir(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
-        await trio.lowlevel.checkpoint()
+        await self.filesystem.fsyncdir(fh)
 
     # --- extended attributes
 
@@ -195,20 +301,6 @@ class Operations(pyfuse3.Operations):
     def _entry(self, inode: Inode) -> pyfuse3.EntryAttributes:
         uid, gid = self.filesystem.tree.owner_of(inode.attributes)
         return entry_attributes(inode, uid, gid, self._timeout_s)
-
-
-def _refuse(op: str) -> Any:
-    @request(op)
-    async def refused(self: Operations, *_arguments: object) -> None:
-        await trio.lowlevel.checkpoint()
-        raise pyfuse3.FUSEError(errno.EROFS)
-
-    return refused
-
-
-# `--read-only` is enforced here and never by the kernel's `ro`, which would refuse setfattr, and with it all hints.
-for _op in ("setattr", "mknod", "mkdir", "unlink", "rmdir", "symlink", "rename", "link", "create", "write"):
-    setattr(Operations, _op, _refuse(_op))
 
 
 def _caller(ctx: pyfuse3.RequestContext) -> Caller:

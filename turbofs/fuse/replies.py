@@ -9,7 +9,7 @@ import pyfuse3
 from turbofs.fs.inodes import Inode
 from turbofs.fs.tree import NAME_LIMIT_BYTES
 from turbofs.fs.virtual import HintMirror, VirtualFile
-from turbofs.model import FileKind, Space
+from turbofs.model import AttributeChange, FileKind, Space
 
 _IO_BYTES = 128 << 10
 """st_blksize: what stdio and `cp` read at a time. Python's buffered files read this much for each small read."""
@@ -54,6 +54,17 @@ def entry_attributes(
     entry.entry_timeout = kept
     entry.attr_timeout = kept
     return entry
+
+
+def attribute_change(attr: pyfuse3.EntryAttributes, fields: pyfuse3.SetattrFields) -> AttributeChange:
+    """What a setattr request asks for, apart from the size. "Now" has been filled in by pyfuse3."""
+    return AttributeChange(
+        mode=stat.S_IMODE(attr.st_mode) if fields.update_mode else None,
+        owner=attr.st_uid if fields.update_uid else None,
+        group=attr.st_gid if fields.update_gid else None,
+        atime_ns=attr.st_atime_ns if fields.update_atime else None,
+        mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
+    )
 
 
 def statfs_data(space: Space) -> pyfuse3.StatvfsData:

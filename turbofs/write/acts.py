@@ -79,7 +79,8 @@ class SetAttributes:
 
 
 Act = Publish | Rename | Delete | DeleteDirectory | MakeDirectory | MakeLink | SetAttributes
-_HELD_BY_EARLIER = (Publish, Rename, Delete, DeleteDirectory, MakeLink)
+HELD_BY_EARLIER = (Publish, Rename, Delete, DeleteDirectory, MakeLink)
+"""What an early acknowledgement holds back."""
 
 
 def paths_of(act: Act) -> tuple[str, ...]:
@@ -101,7 +102,7 @@ def waits_for(later: Act, earlier: Act) -> bool:
     """Whether *later*, issued while *earlier* was pending, may reach the source only after it."""
     if any(touch(one, other) for one in paths_of(later) for other in paths_of(earlier)):
         return True
-    if isinstance(earlier, Publish) and earlier.early is not None and isinstance(later, _HELD_BY_EARLIER):
+    if isinstance(earlier, Publish) and earlier.early is not None and isinstance(later, HELD_BY_EARLIER):
         job = earlier.early.job
         return any(is_below(path, job) for path in paths_of(later))
     return False

@@ -1,0 +1,329 @@
+"""Files open for writing: what open, write, truncate, flush, fsync and release mean for them.
+
+All handles of one inode share its staged file, readers too: what one writes the others see. The staged file stays bound
+to the inode until the source has it and nothing has the inode open; then the source's own bytes are read again.
+
+FLUSH comes with each close of each duplicate of a descriptor. It publishes only when the process that opened the file has
+no descriptor open for writing on it any more, and no other handle is (see `openers`); any other FLUSH leaves the bytes
+staged, which they are.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable
+
+import trio
+
+from turbofs.errors import (
+    AlreadyExistsError,
+    InvalidRequestError,
+    IsADirectoryTurboError,
+    NotFoundError,
+    NotSupportedError,
+    StaleFileError,
+)
+from turbofs.fs.handles import StagedHandle
+from turbofs.fs.hint_catalogue import Attribute
+from turbofs.fs.hint_store import HintStore
+from turbofs.fs.inodes import Inode, InodeTable
+from turbofs.fs.openers import holds_for_writing, thread_group_of
+from turbofs.fs.owners import OwnerMap
+from turbofs.model import Attributes, Caller, Change, FileKind, split
+from turbofs.source.base import Capability, Source, SourceFile
+from turbofs.write.acts import Early
+from turbofs.write.staged_file import StagedFile
+from turbofs.write.writes import Writes
+
+_EARLY_LEVEL = "staged"
+
+
+class Writing:
+    """Staged files and the inodes that they are."""
+
+    def __init__(self, source: Source, table: InodeTable, owners: OwnerMap, hints: HintStore, writes: Writes) -> None:
+        self._source = source
+        self._table = table
+        self._owners = owners
+        self._hints = hints
+        self.writes = writes
+        self.device: str | None = None
+        """MAJOR:MINOR of the mount, once it is there."""
+        self.pages_are_stale: Callable[[int], None] = lambda _number: None
+        self._inodes: dict[StagedFile, Inode] = {}
+        writes.on_published = self._published
+        writes.on_released = self._released
+
+    # --- names (what `names` is told)
+
+    def file_at(self, path: str) -> StagedFile | None:
+        return None if self.writes.view.empty else self.writes.file_at(path)
+
+    def bind(self, inode: Inode, staged: StagedFile) -> None:
+        """*inode* is *staged* until `settle` says otherwise."""
+        if inode.staged is not staged:
+            before = self._inodes.get(staged)
+            if before is not None:
+                before.staged = None
+            else:
+                staged.users += 1
+            self._inodes[staged] = inode
+            inode.staged = staged
+            inode.kernel_version = None
+        inode.attributes = staged.attributes()
+
+    def shows(self, inode: Inode, staged: StagedFile) -> bool:
+        if not (staged.unlinked or self.writes.is_dirty(staged)):
+            return False
+        inode.attributes = staged.attributes()
+        return True
+
+    def inode_of(self, staged: StagedFile) -> Inode | None:
+        return self._inodes.get(staged)
+
+    async def settle(self, inode: Inode) -> None:
+        """Unbind the staged file of *inode* where nobody has either of them open and nothing of it is promised."""
+        staged = inode.staged
+        if staged is None or inode.open_handles or staged.users > 1:
+            return
+        lost = not staged.unlinked and self.writes.is_dirty(staged)
+        inode.staged = None
+        del self._inodes[staged]
+        if lost and not inode.detached:
+            self._table.detach(inode)  # the name is again what the source says
+        await self.writes.release(staged)
+
+    # --- open
+
+    async def open(self, inode: Inode, flags: int, caller: Caller) -> StagedHandle:
+        """Open an existing file for writing, or one that is staged for anything. Raises StaleFileError to look again."""
+        if inode.kind is FileKind.DIRECTORY:
+            raise IsADirectoryTurboError(f"{inode.path} is a directory")
+        if inode.kind is not FileKind.FILE:
+            raise NotSupportedError(f"{inode.path} is a {inode.kind.value}, not a file")
+        inode.open_handles += 1
+        try:
+            staged = await self._staged(inode, truncating=bool(flags & os.O_TRUNC))
+            handle = await self._handle(inode, staged, flags, caller)
+        except BaseException:
+            inode.open_handles -= 1
+            self._table.drop_unused(inode)
+            raise
+        if flags & os.O_TRUNC and handle.writable:
+            try:
+                await self.truncate(inode, staged, 0)
+            except BaseException:
+                await self.release(handle)
+                raise
+        return handle
+
+    async def create(self, parent: Inode, name: str, mode: int, flags: int, caller: Caller) -> StagedHandle:
+        """A new file, or what is there where *flags* allow it; its handle holds the inode. Raises AlreadyExistsError."""
+        path = parent.child_path(name)
+        try:
+            seen = await self._source.stat(path)
+        except NotFoundError:
+            seen = None
+        if seen is not None:
+            raise AlreadyExistsError(f"{path} exists")
+        owner, group = await self.owner_for(caller, parent)
+        staged = self.writes.create(path, mode=stat.S_IMODE(mode), owner=owner, group=group)
+        staged.exclusive = bool(flags & os.O_EXCL)
+        known = self._table.child(parent, name)
+        if known is not None:
+            self._table.detach(known)
+        inode = self._table.add(parent, name, staged.attributes())
+        self.bind(inode, staged)
+        staged.users -= 1  # the binding's is the one that holds it from here on
+        inode.open_handles += 1
+        return await self._handle(inode, staged, flags, caller)
+
+    async def owner_for(self, caller: Caller, parent: Inode) -> tuple[str | int | None, str | int | None]:
+        """Whom the source is to give what *caller* makes in *parent*; None: whoever the source says."""
+        if Capability.OWNERS not in self._source.capabilities:
+            return None, None
+        group_of_parent = bool(parent.attributes.mode & stat.S_ISGID)
+        if isinstance(parent.attributes.owner, int):
+            return caller.uid, parent.attributes.group if group_of_parent else caller.gid
+        # A source that knows names gives a new file its directory's group.
+        return await self._owners.user_name(caller.uid), parent.attributes.group
+
+    async def keep_content(self, inode: Inode) -> None:
+        """Take all bytes of *inode* into staging: its name goes, and the source would not keep it for its readers."""
+        path, number = inode.path, inode.number
+        seen = await self._source.stat_exact(path)
+        staged = self.writes.update(path, seen, lambda: self._source.open(path))
+        try:
+            await staged.fill_all()
+        except BaseException:
+            await self.writes.release(staged)
+            raise
+        staged.unlinked = True
+        self.bind(inode, staged)
+        staged.users -= 1
+        self.pages_are_stale(number)
+
+    # --- bytes
+
+    async def write(self, handle: StagedHandle, offset: int, data: bytes) -> None:
+        if not handle.writable:
+            raise InvalidRequestError("the file is not open for writing")
+        staged = handle.staged
+        if handle.append and offset != staged.size:
+            # The kernel appends where it believes the end to be; somebody else may have moved it.
+            offset = staged.size
+            self.pages_are_stale(handle.inode.number)
+        handle.sequential = handle.sequential and offset == staged.size
+        await staged.write(offset, data)
+        self.writes.changed(staged, stream=handle.sequential and not handle.early)
+
+    async def truncate(self, inode: Inode, staged: StagedFile, size: int) -> None:
+        if size != staged.size:
+            await staged.truncate(size)
+            self.writes.changed(staged)
+        else:
+            await staged.truncate(size)
+        inode.attributes = staged.attributes()
+
+    async def truncate_by_name(self, inode: Inode, size: int, caller: Caller) -> None:
+        """truncate(2): opened, cut and closed in one, with what a close promises."""
+        handle = await self.open(inode, os.O_WRONLY | (os.O_TRUNC if size == 0 else 0), caller)
+        try:
+            await self.truncate(inode, handle.staged, size)
+            await self._publish(handle, final=handle.staged.writers == 1)
+        finally:
+            await self.release(handle)
+
+    # --- promises
+
+    async def flush(self, handle: StagedHandle) -> None:
+        """A descriptor was closed: see the module."""
+        staged = handle.staged
+        if not handle.writable or staged.unlinked:
+            return
+        if staged.error is None and not self.writes.outstanding(staged):
+            return
+        if staged.writers > 1 or await self._still_open(handle):
+            return
+        await self._publish(handle, final=True)
+
+    async def fsync(self, handle: StagedHandle) -> None:
+        if not handle.staged.unlinked and self.writes.outstanding(handle.staged):
+            await self._publish(handle, final=False)
+
+    async def release(self, handle: StagedHandle) -> None:
+        """The last duplicate of a descriptor is closed. What was dirtied since its last FLUSH is published after this."""
+        inode, staged = handle.inode, handle.staged
+        inode.open_handles -= 1
+        if handle.direct:
+            inode.direct_writers -= 1
+        elif handle.caches:
+            inode.caching_handles -= 1
+        if handle.writable:
+            staged.writers -= 1
+            if not staged.writers and not staged.unlinked and staged.error is None and self.writes.unpromised(staged):
+                self.writes.publish_soon(staged, self._early(inode, handle.uid))
+        await self.writes.release(staged)
+        await self.settle(inode)
+        self._table.drop_unused(inode)
+
+    async def _publish(self, handle: StagedHandle, *, final: bool) -> None:
+        await self.writes.publish(handle.staged, self._early(handle.inode, handle.uid), final=final)
+
+    def _early(self, inode: Inode, uid: int) -> Early | None:
+        """The early acknowledgement that holds for *inode*, if any."""
+        if inode.detached:
+            return None
+        return self.early_for(inode.path, uid)
+
+    def early_for(self, path: str, uid: int) -> Early | None:
+        found = self._hints.effective(path, Attribute.ACK, uid=uid)
+        if found is None or found.value != _EARLY_LEVEL:
+            return None
+        if found.path == path:  # set on the file itself: its directory is the job's
+            directory = split(path)[0]
+            return Early(directory, directory)
+        return Early(found.path, split(found.path)[0])
+
+    async def _still_open(self, handle: StagedHandle) -> bool:
+        if handle.opener is None or self.device is None:
+            return False
+        tgid, device, number = handle.opener, self.device, handle.inode.number
+        return bool(await trio.to_thread.run_sync(holds_for_writing, tgid, device, number))
+
+    # --- steps
+
+    async def _staged(self, inode: Inode, *, truncating: bool) -> StagedFile:
+        bound = inode.staged
+        if bound is not None and (bound.unlinked or self.writes.is_dirty(bound) or inode.detached):
+            return bound
+        path = inode.path
+        found = self.file_at(path)
+        if found is not None:
+            self.bind(inode, found)
+            return found
+        seen = await self._source.stat_exact(path)
+        if inode.staged is not None and inode.staged is not bound:
+            return inode.staged  # somebody else opened it while this waited
+        self._agree(inode, seen)
+        if bound is not None:
+            return bound
+
+        async def open_source() -> SourceFile:
+            file = await self._source.open(staged.path)
+            if not truncating and seen.version.compare(file.version) is not Change.SAME:
+                await file.aclose()
+                raise StaleFileError(f"{path} was changed elsewhere while it was open here")
+            return file
+
+        staged = self.writes.update(path, seen, open_source)
+        self.bind(inode, staged)
+        staged.users -= 1
+        return staged
+
+    def _agree(self, inode: Inode, seen: Attributes) -> None:
+        known = inode.attributes.version
+        if seen.kind is not FileKind.FILE or known.compare(seen.version) is Change.REPLACED:
+            self._table.detach(inode)
+            raise StaleFileError(f"{inode.name!r} was replaced or changed elsewhere")
+        inode.attributes = seen
+
+    async def _handle(self, inode: Inode, staged: StagedFile, flags: int, caller: Caller) -> StagedHandle:
+        access = flags & os.O_ACCMODE
+        writable = access != os.O_RDONLY
+        # The page cache costs a copy, and a write-only descriptor has no use for it; but another descriptor's pages of
+        # the same file would not see what passes them by.
+        direct = writable and access == os.O_WRONLY and not inode.caching_handles
+        handle = StagedHandle(
+            inode,
+            staged,
+            writable=writable,
+            append=bool(flags & os.O_APPEND),
+            direct=direct,
+            caches=not direct and not inode.direct_writers,
+            uid=caller.uid,
+            opener=thread_group_of(caller.pid) if writable else None,
+            early=not inode.detached and self.early_for(inode.path, caller.uid) is not None,
+        )
+        if direct:
+            inode.direct_writers += 1
+        elif handle.caches:
+            inode.caching_handles += 1
+        staged.users += 1
+        if writable:
+            staged.writers += 1
+        return handle
+
+    def _published(self, staged: StagedFile, attributes: Attributes) -> None:
+        inode = self._inodes.get(staged)
+        if inode is not None:
+            inode.kernel_version = None
+            inode.attributes = attributes
+            inode.refreshed_at = time.monotonic()
+
+    async def _released(self, staged: StagedFile) -> None:
+        inode = self._inodes.get(staged)
+        if inode is not None:
+            await self.settle(inode)

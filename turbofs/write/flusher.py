@@ -1,0 +1,489 @@
+"""Brings staged files to the source: uploads them, completes or syncs them, and gives them their names.
+
+A file gets its name when all of it is there. Its bytes go to a hidden temporary file in the same directory, which is
+completed (close) or synced (fsync of a file that stays open) and then renamed; later bytes of a file that stays open go
+through the same writer, so that a log grows under its name. What was changed behind that point makes a new temporary
+file, which replaces the old one at once. Only what was appended to a file that the source has already is appended in
+place. A source without renames (an object store) shows an object when it is complete, which is the same to a reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+import trio
+
+from turbofs.config import WriteConfig
+from turbofs.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    BusyError,
+    NotFoundError,
+    NotPermittedError,
+    NotSupportedError,
+    StaleFileError,
+    TurboError,
+)
+from turbofs.model import AttributeChange, Attributes, Change, FileVersion, split
+from turbofs.source.base import Capability, Source
+from turbofs.write.acts import Publish
+from turbofs.write.pending import PendingAct, PendingActs
+from turbofs.write.staged_file import StagedFile
+from turbofs.write.upload import Buffers, Upload, temporary_beside
+from turbofs.write.view import LocalView, OnSource
+
+_log = structlog.get_logger(__name__)
+
+_ATTEMPTS = 4
+"""Uploads of one file for one publication: a pipeline that breaks with several DataNodes at once needs a fresh one."""
+_TORN = 8
+"""How often an upload begins anew because somebody changes the file behind it; after that, what is there goes."""
+
+
+class _UnlinkedError(TurboError):
+    """The file lost its name while it was uploaded: nothing is to be published."""
+
+
+class ConflictError(TurboError):
+    """The target is not what it was when the writing began."""
+
+    advice = "compare with `turbofs conflicts show`, then publish or drop what was parked"
+
+
+@dataclass(slots=True)
+class SourceSide:
+    """What the source has of one staged file."""
+
+    named: bool
+    """Whether the source has something of this file under its name."""
+    version: FileVersion | None
+    generation: int = 0
+    """The content of this file that the source has under its name."""
+    attributes_generation: int = 0
+    upload: Upload | None = None
+    lowest_change: int = 1 << 63
+    """The lowest offset that changed since the last publication."""
+    streaming: bool = False
+    streams: bool = True
+    """Whether to upload while the file is written; not again after that failed."""
+    digest: str | None = None
+    retired: list[str] = field(default_factory=list)
+    """Temporary files whose bytes are still needed, because they were let go here."""
+    recovered: bool = False
+    """From an earlier mount: publish only where the target is what it was."""
+    resume: tuple[str, FileVersion] | None = None
+    """The temporary file that an earlier mount had completed, and its version then."""
+
+
+class Flusher:
+    """See the module. *acts* says what has to happen before a file may take its name."""
+
+    def __init__(self, source: Source, acts: PendingActs, view: LocalView[StagedFile], config: WriteConfig) -> None:
+        self._source = source
+        self._acts = acts
+        self._view = view
+        self._config = config
+        self._buffers = Buffers(config.uploads, config.piece_bytes)
+        self._sides: dict[StagedFile, SourceSide] = {}
+        self._may_chown = True
+        self.uploaded_bytes = 0
+        self.noted: Callable[[StagedFile, SourceSide], None] = lambda _file, _side: None
+        """Told before a temporary file is made, and before one takes its name: what recovery needs to know."""
+        self.published: Callable[[StagedFile, Attributes], None] = lambda _file, _attributes: None
+        """Told of each publication, with what the source says of the file then."""
+        self.traced: Callable[[StagedFile], bool] = lambda _file: False
+        """Whether recovery has to know an upload of this file again: what nobody was promised is simply dropped."""
+        self.denied_owner: Callable[[], None] = lambda: None
+        """Told once that the source does not let this identity give files to others."""
+
+    # --- what is known
+
+    def begin(self, file: StagedFile) -> SourceSide:
+        """From now on *file* is known here."""
+        side = SourceSide(named=file.base is not None, version=file.base)
+        self._sides[file] = side
+        return side
+
+    def side(self, file: StagedFile) -> SourceSide:
+        return self._sides[file]
+
+    def end(self, file: StagedFile) -> None:
+        self._sides.pop(file, None)
+
+    def is_dirty(self, file: StagedFile) -> bool:
+        """Whether the source does not have under its name what *file* is now."""
+        side = self._sides[file]
+        return side.generation < file.generation or side.attributes_generation < file.attributes_generation
+
+    def uploaded(self, file: StagedFile) -> int:
+        """How many bytes the source has taken of what is not published yet."""
+        upload = self._sides[file].upload
+        return upload.position if upload is not None else 0
+
+    def moved(self, old: str, new: str) -> None:
+        """A directory or file was renamed on the source: temporaries under it went along."""
+        for side in self._sides.values():
+            if side.upload is not None:
+                side.upload.path = _moved(side.upload.path, old, new)
+            side.retired = [_moved(path, old, new) for path in side.retired]
+
+    # --- publication
+
+    async def publish(self, file: StagedFile, pending: PendingAct, *, final: bool) -> None:
+        """Let the source have under its name what *file* is now; *final*: completed, not only synced.
+
+        Raises what the source says, ConflictError, CancelledActError. Passing failures of an upload are met by another.
+        """
+        async with file.lock:
+            side = self._sides[file]
+            attempt = 0
+            while not file.unlinked:
+                attempt += 1
+                try:
+                    await self._bring(file, side, pending, final=final)
+                    return
+                except TurboError as error:
+                    with trio.CancelScope(shield=True):
+                        await self._drop_upload(file, side)
+                    if isinstance(error, _UnlinkedError):
+                        return
+                    if not error.transient or attempt == _ATTEMPTS:
+                        raise
+                    _log.info("upload begins anew", path=file.path, error=str(error))
+                except BaseException:
+                    with trio.CancelScope(shield=True):
+                        await self._drop_upload(file, side)
+                    raise
+
+    async def stream(self, file: StagedFile) -> None:
+        """Upload what there is of a file that is being written; ends when there is no whole piece left. Never raises."""
+        side = self._sides[file]
+        try:
+            while not file.unlinked and file.size - self.uploaded(file) >= self._config.piece_bytes:
+                async with file.lock:
+                    if not side.streams or file.unlinked or side.named:
+                        return
+                    upload = await self._usable_upload(file, side, None)
+                    if upload is None or upload.named:
+                        return
+                    stop = min(file.size, upload.position + self._config.piece_bytes)
+                    await upload.advance(stop, self._buffers, self._count)
+        except TurboError as error:
+            _log.info("not uploaded while it is written", path=file.path, error=str(error))
+            side.streams = False  # close tries again, and is told what comes of it
+            async with file.lock:
+                await self._drop_upload(file, side)
+        finally:
+            side.streaming = False
+
+    async def let_go(self, file: StagedFile) -> int:
+        """Free what an upload has taken of a file that is still being written; returns bytes. Never raises."""
+        side = self._sides[file]
+        upload = side.upload
+        if upload is None or upload.complete or Capability.SYNC not in self._source.capabilities:
+            return 0
+        async with file.lock:
+            if side.upload is not upload or file.changed_from < upload.position:
+                return 0
+            try:
+                await upload.sync()
+                return await file.let_go(upload.position, lambda: self._source.open(upload.path))
+            except (TurboError, ValueError, OSError) as error:
+                _log.info("staged bytes stay", path=file.path, error=str(error))
+                return 0
+
+    async def abandon(self, file: StagedFile) -> None:
+        """Nothing of *file* is to reach the source any more: take back what is on its way."""
+        async with file.lock:
+            side = self._sides.get(file)
+            if side is not None:
+                await self._drop_upload(file, side)
+                await self._delete_retired(side)
+
+    # --- steps
+
+    async def _bring(self, file: StagedFile, side: SourceSide, pending: PendingAct, *, final: bool) -> None:
+        assert isinstance(pending.act, Publish)
+        path = pending.act.path
+        generation, attributes_generation = file.generation, file.attributes_generation
+        if side.resume is not None:
+            await self._resume(file, side, path)
+        upload = side.upload
+        if side.generation < generation:
+            upload = await self._complete_or_sync(file, side, pending, final=final)
+            await self._acts.ready(pending)
+            if not upload.named:
+                await self._take_name(file, side, upload, path)
+        else:
+            await self._acts.ready(pending)
+            if final and upload is not None:
+                await upload.finish()
+        change = self._change(file, side)
+        if change is not None:
+            await self._set_attributes(path, change)
+        side.named = True
+        side.generation, side.attributes_generation = generation, attributes_generation
+        side.lowest_change = 1 << 63
+        side.digest = upload.digest if upload is not None else side.digest
+        if upload is not None and upload.complete:
+            side.upload = None
+        if not file.whole:
+            await file.rebase(lambda: self._source.open(path))
+        await self._delete_retired(side)
+        side.recovered = False
+        await self._tell(file, side, path, synced=upload is not None and not upload.complete)
+
+    async def _complete_or_sync(
+        self, file: StagedFile, side: SourceSide, pending: PendingAct, *, final: bool
+    ) -> Upload:
+        assert isinstance(pending.act, Publish)
+        capabilities = self._source.capabilities
+        final = final or Capability.SYNC not in capabilities
+        torn = 0
+        while True:
+            upload = await self._usable_upload(file, side, pending)
+            if upload is None:
+                raise NotFoundError(f"the directory of {pending.act.path} is gone")
+            torn += 1
+            if not upload.complete:
+                await upload.advance(file.size, self._buffers, self._count)
+            if file.unlinked:
+                raise _UnlinkedError(f"{pending.act.path} was deleted while it was uploaded")
+            if torn == _TORN or min(file.changed_from, file.size) >= upload.position:
+                break
+        if Capability.RENAME not in capabilities:
+            await self._acts.ready(pending)  # what is complete has its name there
+        if final:
+            await upload.finish()
+        else:
+            await upload.sync()
+        return upload
+
+    async def _usable_upload(self, file: StagedFile, side: SourceSide, pending: PendingAct | None) -> Upload | None:
+        """The upload that goes on, or a new one; None where there is no directory for it yet (and *pending* is None)."""
+        low = min(file.changed_from, file.size)
+        file.changed_from = 1 << 63
+        side.lowest_change = min(side.lowest_change, low)
+        upload = side.upload
+        if upload is not None:
+            if low >= upload.position and not (upload.complete and upload.position != file.size):
+                return upload
+            await self._drop_upload(file, side)
+        if pending is not None:
+            side.upload = await self._append_in_place(file, side, pending)
+        if side.upload is None:
+            side.upload = await self._new_upload(file, side, pending)
+        return side.upload
+
+    async def _resume(self, file: StagedFile, side: SourceSide, path: str) -> None:
+        """Go on with what an earlier mount had uploaded whole, or find that it has its name already."""
+        assert side.resume is not None
+        temporary, version = side.resume
+        try:
+            now = (await self._source.stat_exact(temporary)).version
+        except NotFoundError:
+            side.resume = None
+            try:
+                target = (await self._source.stat_exact(path)).version
+            except NotFoundError:
+                return
+            if version.strong and target.file_id == version.file_id and target.size == file.size:
+                side.named, side.version, side.generation = True, target, file.generation
+            return
+        side.resume = None
+        if version.compare(now) is Change.REPLACED or now.size != file.size:
+            side.retired.append(temporary)
+            return
+        side.upload = Upload(file, None, temporary, position=now.size, named=False)
+        side.upload.version = now
+        file.changed_from = 1 << 63
+
+    async def _append_in_place(self, file: StagedFile, side: SourceSide, pending: PendingAct) -> Upload | None:
+        assert isinstance(pending.act, Publish)
+        version = side.version
+        if (
+            version is None
+            or not side.named
+            or not version.size
+            or side.recovered
+            or file.size < version.size
+            or side.lowest_change < version.size
+            or Capability.APPEND not in self._source.capabilities
+        ):
+            return None
+        path = pending.act.path
+        await self._acts.ready(pending)
+        writer = await self._source.append(path)
+        try:
+            now = (await self._source.stat_exact(path)).version
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await writer.abort()
+            raise
+        if now.size != version.size or (version.strong and now.strong and now.file_id != version.file_id):
+            await writer.abort()
+            raise StaleFileError(f"{path} was changed elsewhere while it was open for appending")
+        return Upload(file, writer, path, position=version.size, named=True)
+
+    async def _new_upload(self, file: StagedFile, side: SourceSide, pending: PendingAct | None) -> Upload | None:
+        if Capability.RENAME not in self._source.capabilities:
+            if pending is None:
+                return None  # the name is certain only then
+            assert isinstance(pending.act, Publish)
+            await self._acts.ready(pending)
+            if file.exclusive and not side.named:
+                await self._require_absent(pending.act.path)
+            writer = await self._source.create(pending.act.path, mode=file.mode, replace=True)
+            return Upload(file, writer, pending.act.path, named=True)
+        directory = self._view.locate(split(file.path)[0])
+        if not isinstance(directory, OnSource):
+            if pending is None:
+                return None
+            assert isinstance(pending.act, Publish)
+            await self._acts.ready(pending)  # after which the directory is there, under the name of the act
+            directory = OnSource(split(pending.act.path)[0])
+        temporary = temporary_beside(directory.path)
+        side.retired.append(temporary)
+        self.noted(file, side)
+        try:
+            writer = await self._source.create(temporary, mode=file.mode)
+        finally:
+            side.retired.remove(temporary)
+        return Upload(file, writer, temporary, named=False)
+
+    async def _take_name(self, file: StagedFile, side: SourceSide, upload: Upload, path: str) -> None:
+        await self._give_owner(file, upload)
+        if side.recovered:
+            await self._require_unchanged(file, side, path)
+        if upload.complete and upload.version is None and self.traced(file):
+            upload.version = (await self._source.stat_exact(upload.path)).version
+            self.noted(file, side)
+        if not side.named:
+            try:
+                await self._source.rename(upload.path, path, replace=False)
+                upload.path, upload.named = path, True
+                return
+            except AlreadyExistsError:
+                if file.exclusive:
+                    raise
+        own = side.recovered and side.version is not None and side.version != file.base
+        # A writer that died with the mount may still be said to have our own file open.
+        if not own and await self._is_being_written(path):
+            raise BusyError(f"{path} is being written by another client", advice="wait until it is closed")
+        await self._source.rename(upload.path, path, replace=True)
+        upload.path, upload.named = path, True
+
+    async def _tell(self, file: StagedFile, side: SourceSide, path: str, *, synced: bool) -> None:
+        version = side.version
+        if synced and version is not None and version.append_only and version.strong:
+            # A sync moves the length on HDFS and nothing else: no question is needed, and logs sync often.
+            attributes = file.attributes().with_version(version._replace(size=file.size))
+            upload = side.upload
+            if upload is not None:
+                attributes = attributes.with_version(version._replace(size=upload.synced))
+        else:
+            attributes = await self._source.stat_exact(path)
+        side.version = attributes.version
+        self.published(file, attributes)
+
+    async def _drop_upload(self, file: StagedFile, side: SourceSide) -> None:
+        upload, side.upload = side.upload, None
+        if upload is None:
+            return
+        side.lowest_change = min(side.lowest_change, upload.position if upload.named else 0)
+        if upload.named or not file.whole:
+            try:
+                await upload.finish()
+            except TurboError as error:
+                _log.info("a writer was given up", path=upload.path, error=str(error))
+                await upload.abort() if upload.named else None
+            if not upload.named:
+                side.retired.append(upload.path)
+        elif upload.complete:
+            await self._delete(upload.path)
+        else:
+            await upload.abort()
+
+    async def _delete_retired(self, side: SourceSide) -> None:
+        for path in side.retired:
+            await self._delete(path)
+        side.retired.clear()
+
+    async def _delete(self, path: str) -> None:
+        try:
+            await self._source.delete(path)
+        except TurboError as error:
+            if not isinstance(error, NotFoundError):
+                _log.info("a temporary file stays until it is swept", path=path, error=str(error))
+
+    async def _require_absent(self, path: str) -> None:
+        try:
+            await self._source.stat(path)
+        except NotFoundError:
+            return
+        raise AlreadyExistsError(f"{path} was made elsewhere meanwhile")
+
+    async def _require_unchanged(self, file: StagedFile, side: SourceSide, path: str) -> None:
+        """Raises ConflictError where the target is neither what it was nor something of ours."""
+        try:
+            now = (await self._source.stat_exact(path)).version
+        except NotFoundError:
+            if side.version is None:
+                return
+            raise ConflictError(f"{path} was deleted elsewhere") from None
+        known = side.version
+        side.named = True
+        if known is None:
+            raise ConflictError(f"{path} was made elsewhere meanwhile")
+        change = known.compare(now)
+        # What this mount had under that name already may have grown by its own appends since it was noted.
+        own = file.base is None or known.file_id != file.base.file_id
+        grown = change is Change.GREW and (now.size == known.size or (own and now.size <= file.size))
+        if change is not Change.SAME and not grown:
+            raise ConflictError(f"{path} was changed elsewhere meanwhile")
+
+    async def _is_being_written(self, path: str) -> bool:
+        try:
+            return await self._source.being_written(path)
+        except NotFoundError:
+            return False
+
+    async def _give_owner(self, file: StagedFile, upload: Upload) -> None:
+        if not self._may_chown or (file.owner is None and file.group is None):
+            return
+        if Capability.OWNERS not in self._source.capabilities:
+            return
+        try:
+            await self._source.set_attributes(upload.path, AttributeChange(owner=file.owner, group=file.group))
+        except (AccessDeniedError, NotPermittedError, NotSupportedError):
+            self._may_chown = False
+            self.denied_owner()
+
+    def _change(self, file: StagedFile, side: SourceSide) -> AttributeChange | None:
+        """What the source has to be told of attributes; a new temporary file has its mode and owner from the start."""
+        asked = side.attributes_generation < file.attributes_generation
+        if not asked and not (file.times_set and side.generation < file.generation):
+            return None
+        owners = asked and side.named and self._may_chown and Capability.OWNERS in self._source.capabilities
+        return AttributeChange(
+            mode=file.mode if asked else None,
+            owner=file.owner if owners else None,
+            group=file.group if owners else None,
+            atime_ns=file.atime_ns if file.times_set else None,
+            mtime_ns=file.mtime_ns if file.times_set else None,
+        )
+
+    async def _set_attributes(self, path: str, change: AttributeChange) -> None:
+        try:
+            await self._source.set_attributes(path, change)
+        except NotSupportedError as error:
+            _log.info("attributes are not kept", path=path, error=str(error))
+
+    def _count(self, count_bytes: int) -> None:
+        self.uploaded_bytes += count_bytes
+
+
+def _moved(path: str, old: str, new: str) -> str:
+    return new + path[len(old) :] if path == old or path.startswith(f"{old}/") else path

@@ -1,0 +1,157 @@
+"""Acts that were issued and are not done yet: who waits for whom, and what falls with what. No I/O.
+
+Most acts are done while their caller waits, and fail at the call. One that has to wait for something acknowledged early
+is *deferred*: its caller has gone on, so its failure has to be reported, and so has that of whatever relied on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+
+import trio
+
+from turbofs.errors import TurboError
+from turbofs.model import ROOT, split
+from turbofs.write.acts import HELD_BY_EARLIER, Act, Publish, paths_of, touch
+
+_Index = defaultdict[str, dict[int, "PendingAct"]]
+_NOTHING: dict[int, PendingAct] = {}
+
+
+class CancelledActError(TurboError):
+    """Not done, because what was acknowledged before it could not be persisted."""
+
+    advice = "the previous state is still on the source; `turbofs conflicts ls` shows the bytes that are kept"
+
+
+class PendingAct:
+    """One issued act. `deferred`: whoever asked for it has been answered already."""
+
+    def __init__(self, sequence: int, act: Act, waits: list[PendingAct], *, deferred: bool) -> None:
+        self.sequence = sequence
+        self.act = act
+        self.deferred = deferred
+        self.waits = waits
+        self.ended = trio.Event()
+        self.error: TurboError | None = None
+
+    @property
+    def early(self) -> bool:
+        return isinstance(self.act, Publish) and self.act.early is not None
+
+
+class PendingActs:
+    """The queue, in the order of issue. Sequence numbers come from *numbers*, so that they outlive a restart.
+
+    An index by path finds what an act has to wait for without a look at all the others: removing an old checkpoint may
+    put ten thousand deletions in line.
+    """
+
+    def __init__(self, numbers: Iterator[int] | None = None) -> None:
+        self._numbers = numbers or itertools.count(1)
+        self._acts: dict[int, PendingAct] = {}
+        self._at: _Index = defaultdict(dict)
+        self._below: _Index = defaultdict(dict)
+        self._early: _Index = defaultdict(dict)
+
+    def __iter__(self) -> Iterator[PendingAct]:
+        return iter(tuple(self._acts.values()))
+
+    def __len__(self) -> int:
+        return len(self._acts)
+
+    def issue(self, act: Act, *, sequence: int | None = None, deferred: bool = False) -> PendingAct:
+        """Put *act* behind what it waits for. It is deferred if anything of that is (or *deferred* says so)."""
+        waits = self._before(act)
+        deferred = deferred or any(earlier.deferred for earlier in waits)
+        pending = PendingAct(next(self._numbers) if sequence is None else sequence, act, waits, deferred=deferred)
+        self._acts[pending.sequence] = pending
+        for place in self._places(pending):
+            place[pending.sequence] = pending
+        return pending
+
+    def would_defer(self, act: Act) -> bool:
+        """Whether *act*, issued now, would be deferred."""
+        return bool(self._acts) and any(earlier.deferred for earlier in self._before(act))
+
+    async def ready(self, pending: PendingAct) -> None:
+        """Return when everything that *pending* waits for has ended. Raises CancelledActError where it fell with one."""
+        for earlier in pending.waits:
+            await earlier.ended.wait()
+        if pending.error is not None:
+            raise pending.error
+
+    def finish(self, pending: PendingAct, error: TurboError | None = None) -> None:
+        """*pending* is done, or failed with *error*; what relied on it falls with it, and has ended then, too.
+
+        With an early acknowledgement falls what its job did after it, up to the first publication of another group. With
+        any deferred act falls what was to happen to the same names: it was meant for what is not there now.
+        """
+        self._end(pending, error)
+        if error is None or not pending.deferred:
+            return
+        fallen = {pending}
+        same_group = pending.early
+        for later in tuple(self._acts.values()):
+            if later.sequence < pending.sequence:
+                continue
+            same_group = same_group and not _begins_another_group(later, pending)
+            reasons = [each for each in later.waits if each in fallen and each.error is not None]
+            if any(_touch(later, each) for each in reasons) or (same_group and pending in reasons):
+                self._end(later, CancelledActError(f"not done: {paths_of(pending.act)[0]} was not persisted: {error}"))
+                fallen.add(later)
+
+    def _before(self, act: Act) -> list[PendingAct]:
+        found: dict[int, PendingAct] = {}
+        held = isinstance(act, HELD_BY_EARLIER)
+        for path in paths_of(act):
+            found.update(self._at.get(path, _NOTHING))
+            found.update(self._below.get(path, _NOTHING))
+            for top in _upwards(path):
+                found.update(self._at.get(top, _NOTHING))
+                if held:
+                    found.update(self._early.get(top, _NOTHING))
+            if held:
+                found.update(self._early.get(path, _NOTHING))
+        return [found[sequence] for sequence in sorted(found)]
+
+    def _places(self, pending: PendingAct) -> Iterator[dict[int, PendingAct]]:
+        """Where *pending* is indexed: at its names, below all that are above them, and by its job."""
+        for path in paths_of(pending.act):
+            yield self._at[path]
+            for top in _upwards(path):
+                yield self._below[top]
+        if isinstance(pending.act, Publish) and pending.act.early is not None:
+            yield self._early[pending.act.early.job]
+
+    def _end(self, pending: PendingAct, error: TurboError | None) -> None:
+        if pending.ended.is_set():
+            return
+        pending.error = error
+        del self._acts[pending.sequence]
+        for place in self._places(pending):
+            place.pop(pending.sequence, None)
+        if not self._acts:
+            for index in (self._at, self._below, self._early):
+                index.clear()
+        pending.ended.set()
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """The directories above *path*."""
+    while path != ROOT:
+        path = split(path)[0]
+        yield path
+
+
+def _touch(one: PendingAct, other: PendingAct) -> bool:
+    return any(touch(mine, theirs) for mine in paths_of(one.act) for theirs in paths_of(other.act))
+
+
+def _begins_another_group(later: PendingAct, broken: PendingAct) -> bool:
+    one, other = later.act, broken.act
+    if not isinstance(one, Publish) or not isinstance(other, Publish) or one.early is None or other.early is None:
+        return False
+    return one.early.group != other.early.group

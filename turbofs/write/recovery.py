@@ -1,0 +1,116 @@
+"""What an earlier mount left in the staging area, taken up again without asking the source.
+
+Acts are issued anew in their old order. What was acknowledged waits in its turn as before, and is published only where
+its target is what it was; whoever looks sees it at once. What nobody was promised is dropped, and what it had on the
+source under a temporary name is deleted when the source answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from turbofs.errors import TurboError
+from turbofs.source.base import Source
+from turbofs.write.acts import Publish, Rename, is_below
+from turbofs.write.journal import FileRecord, Journal
+from turbofs.write.staged_file import StagedFile
+from turbofs.write.staging import PAGE_BYTES, StagingArea
+from turbofs.write.writes import Writes
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What was found: files and bytes that wait for the source, and temporary files to delete there."""
+
+    files: int
+    size_bytes: int
+    acts: int
+    leftovers: tuple[str, ...]
+
+
+def recover(writes: Writes, area: StagingArea, journal: Journal) -> Recovered:
+    """Take up what is in *area*. Blocks for as long as it takes to read the journal."""
+    records = {record.id: record for record in journal.files()}
+    parked = {record.id for record in journal.parked()}
+    present = area.data_files()
+    files: dict[int, StagedFile] = {}
+    leftovers = [record.temporary for record in records.values() if record.temporary and not record.uploaded]
+    acts = sorted(journal.acts(), key=lambda record: record.seq)
+    for record in acts:
+        act = record.act
+        pending = None
+        if isinstance(act, Publish):
+            file = files.get(act.file) or _file(writes, area, records.get(act.file), present)
+            if file is None:
+                _log.error("acknowledged bytes are gone", path=act.path, number=act.file)
+                writes.report_lost(act.path)
+                journal.remove_act(record.seq)
+                continue
+            if act.file not in files:
+                files[act.file] = file
+                file.path = act.path
+                writes.view.put(act.path, file)
+            pending = writes.acts.issue(act, sequence=record.seq, deferred=True)
+            writes.view.apply(act)
+            writes.start_waiting(file, pending)
+        else:
+            pending = writes.acts.issue(act, sequence=record.seq, deferred=True)
+            writes.view.apply(act)
+            if isinstance(act, Rename):
+                for file in files.values():
+                    if is_below(file.path, act.old):
+                        file.path = act.new + file.path[len(act.old) :]
+            writes.changes.carry_out_later(pending, recovered=True)
+    for number, path in present.items():
+        if number in parked:
+            area.adopt(-(-path.stat().st_size // PAGE_BYTES) * PAGE_BYTES)
+        elif number not in files:
+            path.unlink(missing_ok=True)
+    for number, left in records.items():
+        if number not in files:
+            if left.temporary and left.uploaded:
+                leftovers.append(left.temporary)
+            journal.remove_file(number)
+    size = sum(file.size for file in files.values())
+    return Recovered(len(files), size, len(acts), tuple(leftovers))
+
+
+async def delete_leftovers(source: Source, recovered: Recovered) -> None:
+    """Delete what uploads that nobody was promised left on the source. Never raises TurboError."""
+    for path in recovered.leftovers:
+        try:
+            await source.delete(path)
+        except TurboError as error:
+            _log.info("a temporary file of an earlier mount stays until it is swept", path=path, error=str(error))
+
+
+def _file(writes: Writes, area: StagingArea, record: FileRecord | None, present: dict[int, Path]) -> StagedFile | None:
+    if record is None or record.id not in present or area.data_file(record.id).stat().st_size < record.size:
+        return None
+    file = StagedFile.adopt(
+        area,
+        record.id,
+        record.path,
+        record.size,
+        mode=record.mode,
+        owner=record.owner,
+        group=record.group,
+        base=record.base,
+    )
+    file.exclusive = record.exclusive
+    file.acknowledged_size = record.size
+    if record.mtime_ns is not None:
+        file.mtime_ns, file.atime_ns, file.times_set = record.mtime_ns, record.atime_ns or record.mtime_ns, True
+    side = writes.flusher.begin(file)
+    side.recovered = True
+    side.version = record.ours or record.base
+    side.named = side.version is not None
+    side.digest = record.digest
+    if record.temporary and record.uploaded:
+        side.resume = (record.temporary, record.uploaded)
+    return file

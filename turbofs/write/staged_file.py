@@ -1,0 +1,368 @@
+"""One file that is being written: its bytes in a sparse file of the staging area, its attributes, and what changed.
+
+What a file opened for update had before is not copied ahead. `_missing` says which of its bytes are still only at its
+*base* (the version on the source that was opened, or the temporary file of an upload whose local bytes were let go); they
+are fetched when they are read, and by the upload as it passes them.
+
+Writes run without a lock and never wait between looking and writing, so they may come while an upload reads: the upload
+notices by `changed_from`, and sends again what was changed behind it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+import trio
+
+from turbofs.errors import OutOfSpaceError, ShortReadError, TurboError
+from turbofs.model import AttributeChange, Attributes, ByteRange, FileKind, FileVersion
+from turbofs.source.base import SourceFile
+from turbofs.write.ranges import RangeSet
+from turbofs.write.staging import PAGE_BYTES, StagingArea
+
+T = TypeVar("T")
+
+_FILL_BYTES = 1 << 20
+"""What is fetched at a time of a file opened for update: a reader of small pieces must not cost a request each."""
+_PUNCH_HOLE, _KEEP_SIZE = 2, 1
+
+
+class StagedFile:
+    """The local side of one file. `path` is its name now, which renames move; empty once it has none.
+
+    `size`, `mode`, `owner`, `group` and the times are what the mount shows. `generation` counts changes of content,
+    `attributes_generation` those of attributes; what the source has of them is for the flusher to know.
+    """
+
+    def __init__(
+        self,
+        area: StagingArea,
+        number: int,
+        path: str,
+        *,
+        mode: int,
+        owner: str | int | None,
+        group: str | int | None,
+        descriptor: int,
+        base: FileVersion | None = None,
+    ) -> None:
+        self._area = area
+        self._fd = descriptor
+        self.number = number
+        self.path = path
+        self.mode = mode
+        self.owner = owner
+        self.group = group
+        self.mtime_ns = self.ctime_ns = self.atime_ns = time.time_ns()
+        self.times_set = False
+        """Whether somebody chose the times: then the source is given them."""
+        self.base = base
+        """The version of the target when the writing began; None where the name was free."""
+        self.exclusive = False
+        """Created with O_EXCL: it may never replace anything."""
+        self.size = 0
+        self.generation = 1
+        self.attributes_generation = 0
+        self.changed_from = 0
+        """The lowest offset that changed since the upload last began anew or looked."""
+        self.unlinked = False
+        self.writers = 0
+        """Handles open for writing."""
+        self.users = 0
+        """Handles of any kind, and whoever else needs the bytes."""
+        self.error: TurboError | None = None
+        """Why acknowledged bytes of this file were parked: what the next close and fsync are told."""
+        self.acknowledged_size = 0
+        """Bytes that were acknowledged early: what recovery goes by."""
+        self.acknowledged_generation = 0
+        self.let_go_bytes = 0
+        """Bytes that only the temporary file on the source has, because staging was full."""
+        self.lock = trio.Lock()
+        """One upload, publication or change of attributes at a time."""
+        self._missing = RangeSet()
+        self._allocated = RangeSet()
+        self._origin: SourceFile | None = None
+        self._open_origin: Callable[[], Awaitable[SourceFile]] | None = None
+        self._opening = trio.Lock()
+
+    # --- made
+
+    @classmethod
+    def create(cls, area: StagingArea, number: int, path: str, **attributes: object) -> StagedFile:
+        """A new file of no bytes. Raises OutOfSpaceError where the staging area's disk takes no more files."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        fd = _guarded(area, lambda: os.open(area.data_file(number), flags, 0o600))
+        return cls(area, number, path, descriptor=fd, **attributes)  # type: ignore[arg-type]
+
+    @classmethod
+    def adopt(cls, area: StagingArea, number: int, path: str, size: int, **attributes: object) -> StagedFile:
+        """What an earlier mount left, cut to the *size* that it acknowledged."""
+        fd = _guarded(area, lambda: os.open(area.data_file(number), os.O_RDWR | os.O_CLOEXEC))
+        file = cls(area, number, path, descriptor=fd, **attributes)  # type: ignore[arg-type]
+        _guarded(area, lambda: os.ftruncate(fd, size))
+        file.size = size
+        pages = -(-size // PAGE_BYTES) * PAGE_BYTES
+        file._allocated.add(0, pages)
+        area.adopt(pages)
+        return file
+
+    def update_of(self, version: FileVersion, open_origin: Callable[[], Awaitable[SourceFile]]) -> None:
+        """This file begins as what the source has: *version*, opened by *open_origin* once its bytes are needed."""
+        self.base = version
+        self.size = version.size
+        self.generation = 0
+        self.changed_from = version.size
+        self._missing.add(0, version.size)
+        self._open_origin = open_origin
+
+    # --- what it is now
+
+    def attributes(self) -> Attributes:
+        version = FileVersion(self.size, self.mtime_ns, f"staged:{self.number}", str(self.generation))
+        return Attributes(
+            kind=FileKind.FILE,
+            version=version,
+            mode=self.mode,
+            owner=self.owner if self.owner is not None else os.geteuid(),
+            group=self.group if self.group is not None else os.getegid(),
+            atime_ns=self.atime_ns,
+            ctime_ns=self.ctime_ns,
+        )
+
+    @property
+    def whole(self) -> bool:
+        """Whether every byte is here."""
+        return not self._missing
+
+    @property
+    def staged_bytes(self) -> int:
+        """The room that the bytes take."""
+        return self._allocated.total
+
+    def changed(self, offset: int) -> None:
+        """The content changed from *offset* on."""
+        self.generation += 1
+        self.changed_from = min(self.changed_from, offset)
+        self.mtime_ns = self.ctime_ns = time.time_ns()
+        self.times_set = False
+
+    def adopt_attributes(self, change: AttributeChange) -> None:
+        """Show what *change* says."""
+        self.mode = self.mode if change.mode is None else change.mode
+        self.owner = self.owner if change.owner is None else change.owner
+        self.group = self.group if change.group is None else change.group
+        if change.mtime_ns is not None or change.atime_ns is not None:
+            self.times_set = True
+            self.mtime_ns = self.mtime_ns if change.mtime_ns is None else change.mtime_ns
+            self.atime_ns = self.atime_ns if change.atime_ns is None else change.atime_ns
+        self.ctime_ns = time.time_ns()
+
+    # --- bytes
+
+    async def write(self, offset: int, data: bytes) -> None:
+        """Write all of *data*. Raises OutOfSpaceError; nothing is changed then."""
+        stop = offset + len(data)
+        await self._make_room(offset, stop)
+        await self._run(lambda: _guarded(self._area, lambda: _write_all(self._fd, data, offset)))
+        self._missing.remove(offset, stop)
+        self.changed(min(offset, self.size))
+        self.size = max(self.size, stop)
+
+    async def read(self, offset: int, length: int) -> bytes:
+        """Bytes [offset, offset + length) as far as the file goes. Raises as the source does for bytes that are there."""
+        stop = min(offset + length, self.size)
+        if offset >= stop:
+            return b""
+        if self._missing:
+            for gap in self._missing.overlapping(offset, stop):
+                await self._fill(gap.start, min(max(gap.stop, gap.start + _FILL_BYTES), self.size))
+            stop = min(stop, self.size)
+        if self._missing and self._missing.overlapping(offset, stop):
+            return await self._read_through(offset, stop)  # staging is full: nothing can be kept
+        return await self._run(lambda: _guarded(self._area, lambda: os.pread(self._fd, stop - offset, offset)))
+
+    async def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill *buffer* from *offset* on, in a thread, for an upload. Fetched bytes are not kept."""
+        if self._missing and (gaps := self._missing.overlapping(offset, offset + len(buffer))):
+            position = offset
+            for gap in [*gaps, ByteRange(offset + len(buffer), offset + len(buffer))]:
+                if gap.start > position:
+                    await self._pread(position, buffer[position - offset : gap.start - offset])
+                if gap.length:
+                    await (await self._origin_file()).read_into(
+                        gap.start, buffer[gap.start - offset : gap.stop - offset]
+                    )
+                position = gap.stop
+            return
+        await self._pread(offset, buffer)
+
+    async def truncate(self, size: int) -> None:
+        """Cut to, or extend with zeros to, *size* bytes."""
+        if size == self.size:
+            self.mtime_ns = self.ctime_ns = time.time_ns()
+            return
+        await self._run(lambda: _guarded(self._area, lambda: os.ftruncate(self._fd, size)))
+        before, self.size = self.size, size
+        self._missing.truncate(size)
+        self._forget_allocation(-(-size // PAGE_BYTES) * PAGE_BYTES)
+        self.changed(min(size, before))
+
+    async def fill_all(self) -> None:
+        """Fetch whatever is not here yet. Raises OutOfSpaceError, and as the source does."""
+        for gap in self._missing.ranges():
+            for start in range(gap.start, gap.stop, _FILL_BYTES * 4):
+                stop = min(start + _FILL_BYTES * 4, gap.stop, self.size)
+                if start < stop:
+                    await self._make_room(start, stop)
+                    await self._fill(start, stop)
+
+    async def let_go(self, stop: int, open_origin: Callable[[], Awaitable[SourceFile]]) -> int:
+        """Drop the bytes [0, *stop*) here: they are at what *open_origin* opens. Returns how many bytes were freed.
+
+        Raises ValueError where other bytes are missing after *stop*.
+        """
+        stop -= stop % PAGE_BYTES
+        if self._missing.overlapping(stop, self.size):
+            raise ValueError("bytes behind the dropped ones are elsewhere")
+        origin, self._origin, self._open_origin = self._origin, None, open_origin
+        if origin is not None:
+            await origin.aclose()
+        self._missing.add(0, stop)
+        _punch(self._fd, 0, stop)
+        self.let_go_bytes = stop
+        before = self._allocated.total
+        self._allocated.remove(0, stop)
+        self._area.release(before - self._allocated.total)
+        return before - self._allocated.total
+
+    async def rebase(self, open_origin: Callable[[], Awaitable[SourceFile]]) -> None:
+        """What is missing here is at what *open_origin* opens from now on: the version that was just published."""
+        origin, self._origin, self._open_origin = self._origin, None, open_origin
+        if origin is not None:
+            await origin.aclose()
+
+    async def hold_base(self) -> None:
+        """Open the base now, because its name is about to go. Raises as the source does."""
+        if self._missing:
+            await self._origin_file()
+
+    async def discard(self) -> None:
+        """Give everything back: the bytes, their room, and the base's handle. The number is free after this."""
+        self.close()
+        self._area.data_file(self.number).unlink(missing_ok=True)
+        self._forget_allocation(0)
+        if self._origin is not None:
+            await self._origin.aclose()
+
+    def close(self) -> None:
+        """Close the descriptor; the bytes stay for the next mount."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    # --- steps
+
+    async def _origin_file(self) -> SourceFile:
+        async with self._opening:
+            if self._origin is None:
+                assert self._open_origin is not None
+                self._origin = await self._open_origin()
+            return self._origin
+
+    async def _fill(self, start: int, stop: int) -> None:
+        """Fetch [start, stop) as far as it is missing; keeps nothing where staging has no room."""
+        start -= start % PAGE_BYTES
+        for gap in self._missing.overlapping(start, stop):
+            if not self._take_room(gap.start, gap.stop):
+                return
+            origin = await self._origin_file()
+            buffer = bytearray(gap.length)
+            if await origin.read_into(gap.start, memoryview(buffer)) < gap.length:
+                raise ShortReadError(f"{self.path} ended early on the source")
+            # What was written, or cut off, while this waited is newer than what was fetched.
+            for still in self._missing.overlapping(gap.start, min(gap.stop, self.size)):
+                piece = memoryview(buffer)[still.start - gap.start : still.stop - gap.start]
+                _guarded(self._area, partial(_write_all, self._fd, piece, still.start))
+                self._missing.remove(still.start, still.stop)
+
+    async def _read_through(self, offset: int, stop: int) -> bytes:
+        buffer = bytearray(stop - offset)
+        await self.read_into(offset, memoryview(buffer))
+        return bytes(buffer)
+
+    async def _pread(self, offset: int, buffer: memoryview) -> None:
+        def fill() -> None:
+            done = 0
+            while done < len(buffer):
+                count = os.preadv(self._fd, [buffer[done:]], offset + done)
+                if not count:
+                    buffer[done:] = bytes(len(buffer) - done)  # cut off meanwhile: the upload will notice
+                    return
+                done += count
+
+        await trio.to_thread.run_sync(lambda: _guarded(self._area, fill))
+
+    async def _make_room(self, start: int, stop: int) -> None:
+        first, last = start - start % PAGE_BYTES, -(-stop // PAGE_BYTES) * PAGE_BYTES
+        if not self._allocated.covers(first, last):
+            needed = sum(gap.length for gap in self._allocated.gaps(first, last))
+            await self._area.reserve(needed)
+            self._note_allocation(first, last, reserved=needed)
+
+    def _take_room(self, start: int, stop: int) -> bool:
+        first, last = start - start % PAGE_BYTES, -(-stop // PAGE_BYTES) * PAGE_BYTES
+        needed = sum(gap.length for gap in self._allocated.gaps(first, last))
+        if needed and not self._area.reserve_nowait(needed):
+            return False
+        self._note_allocation(first, last, reserved=needed)
+        return True
+
+    def _note_allocation(self, first: int, last: int, *, reserved: int) -> None:
+        before = self._allocated.total
+        self._allocated.add(first, last)
+        self._area.release(
+            reserved - (self._allocated.total - before)
+        )  # somebody else took some of it while this waited
+
+    def _forget_allocation(self, from_bytes: int) -> None:
+        before = self._allocated.total
+        self._allocated.truncate(from_bytes)
+        self._area.release(before - self._allocated.total)
+
+    async def _run(self, function: Callable[[], T]) -> T:
+        """Do *function* here where it is a copy in memory, else in a thread: a disk may make it wait."""
+        if self._area.on_tmpfs:
+            return function()
+        return await trio.to_thread.run_sync(function)
+
+
+def _write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
+    view = memoryview(data)
+    done = 0
+    while done < len(view):
+        done += os.pwrite(fd, view[done:], offset + done)
+
+
+def _guarded(area: StagingArea, function: Callable[[], T]) -> T:
+    try:
+        return function()
+    except OSError as error:
+        raise OutOfSpaceError(
+            f"staging in {area.directory} failed: {error.strerror}",
+            advice="free space there, or choose another directory with --staging-dir",
+        ) from error
+
+
+def _punch(fd: int, start: int, stop: int) -> None:
+    # Python has no fallocate with a mode; where the file system cannot punch holes, zero-length files remain bounded
+    # by the hard limit alone, so the failure must be told.
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, ctypes.c_int64(start), ctypes.c_int64(stop - start)):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))

@@ -1,0 +1,127 @@
+"""The staging area: a directory on tmpfs in which written bytes wait for the source, and how much may wait there.
+
+Room is given out in pages and is bounded twice. Below the soft limit a writer never waits. Above it, it waits as long as
+the source keeps taking bytes, so that writers slow down to the rate of the flush; once nothing has been freed for
+`stall_s`, it may go on up to the hard limit. Beyond that it is answered ENOSPC there and then, never later.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import trio
+
+from turbofs.errors import BusyError, ConfigError, OutOfSpaceError
+from turbofs.mountinfo import filesystem_of
+from turbofs.units import format_size
+from turbofs.write.journal import Journal
+
+PAGE_BYTES = 4096
+_LOCK, _DATA = "lock", "data"
+
+
+class StagingArea:
+    """The staging directory of one mount, locked against any other. Make it with `open`."""
+
+    def __init__(self, directory: Path, lock: int, *, limit_bytes: int, soft_bytes: int, stall_s: float) -> None:
+        self.directory = directory
+        self.limit_bytes = limit_bytes
+        self.soft_bytes = min(soft_bytes, limit_bytes)
+        self.on_tmpfs = filesystem_of(directory) in {"tmpfs", "ramfs"}
+        """Whether reads and writes cost a copy in memory, so that they may run on the event loop."""
+        self.used_bytes = 0
+        self.wanted: Callable[[], None] = lambda: None
+        """Told, whenever a writer has to wait, that room is wanted."""
+        self._lock = lock
+        self._stall_s = stall_s
+        self._freed = trio.Event()
+
+    @classmethod
+    def open(cls, directory: Path, *, limit_bytes: int, soft_bytes: int | None = None, stall_s: float) -> StagingArea:
+        """Make the directory and lock it. Blocks.
+
+        Raises ConfigError where it cannot be used, BusyError where another mount has it.
+        """
+        try:
+            (directory / _DATA).mkdir(mode=0o700, parents=True, exist_ok=True)
+            directory.chmod(0o700)  # what is staged is for those who may read it on the source
+            lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot stage in {directory}: {error.strerror}", advice="choose a directory with --staging-dir"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            raise BusyError(
+                f"another mount stages in {directory}", advice="give each mount a --staging-dir of its own"
+            ) from error
+        soft = soft_bytes if soft_bytes is not None else limit_bytes * 3 // 4
+        return cls(directory, lock, limit_bytes=limit_bytes, soft_bytes=soft, stall_s=stall_s)
+
+    def data_file(self, number: int) -> Path:
+        """Where the bytes of staged file *number* are."""
+        return self.directory / _DATA / str(number)
+
+    def data_files(self) -> dict[int, Path]:
+        """What is there, by number."""
+        return {int(path.name): path for path in (self.directory / _DATA).iterdir() if path.name.isdigit()}
+
+    async def reserve(self, count_bytes: int) -> None:
+        """Take room for *count_bytes*, waiting as the module says. Raises OutOfSpaceError."""
+        while self.used_bytes + count_bytes > self.soft_bytes:
+            freed = self._freed
+            self.wanted()
+            with trio.move_on_after(self._stall_s):
+                await freed.wait()
+            if not freed.is_set():
+                break
+        if not self.reserve_nowait(count_bytes):
+            raise OutOfSpaceError(
+                f"staging in {self.directory} is full: {format_size(self.used_bytes)} of "
+                f"{format_size(self.limit_bytes)} wait for the source",
+                advice="raise --staging-size, or see `turbofs status` for what keeps the source from taking them",
+            )
+
+    def reserve_nowait(self, count_bytes: int) -> bool:
+        """Take room within the hard limit; False where there is none."""
+        if self.used_bytes + count_bytes > self.limit_bytes:
+            return False
+        self.used_bytes += count_bytes
+        return True
+
+    def release(self, count_bytes: int) -> None:
+        """Give room back, and let those go on who wait for it."""
+        if count_bytes:
+            self.used_bytes -= count_bytes
+            freed, self._freed = self._freed, trio.Event()
+            freed.set()
+
+    def adopt(self, count_bytes: int) -> None:
+        """Count what an earlier mount left here: it takes room, whatever the limit is now."""
+        self.used_bytes += count_bytes
+
+    def statistics(self) -> dict[str, object]:
+        return {
+            "directory": str(self.directory),
+            "on_tmpfs": self.on_tmpfs,
+            "used_bytes": self.used_bytes,
+            "soft_bytes": self.soft_bytes,
+            "limit_bytes": self.limit_bytes,
+        }
+
+    def close(self) -> None:
+        """Let another mount have the directory."""
+        os.close(self._lock)
+
+
+class Staging(NamedTuple):
+    """The staging area of a mount and what it says of its content."""
+
+    area: StagingArea
+    journal: Journal
