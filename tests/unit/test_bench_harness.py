@@ -142,3 +142,17 @@ def test_the_read_scene_has_the_rows_and_bars_of_its_contract():
         "list_100k_vs_native": (4, "lower"),
         "rss_64_readers_mib": (900, "lower"),
     }
+
+
+def test_the_write_scene_has_the_rows_and_bars_of_its_contract():
+    rows = {row.name: (row.bar, row.better) for row in command.SCENES["write"].rows}
+    assert rows == {
+        "staged_vs_tmpfs": (0.6, "higher"),
+        "staged_direct_vs_tmpfs": (0.8, "higher"),
+        "persisted_vs_native": (0.9, "higher"),
+        "persisted_vs_rclone": (1.2, "higher"),
+        "create_500_vs_native": (0.9, "higher"),
+        "append_fsync_p50_vs_native": (2, "lower"),
+        "recover_1gib_s": (2, "lower"),
+        "rss_16_writers_mib": (500, "lower"),
+    }

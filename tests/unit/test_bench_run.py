@@ -15,10 +15,16 @@ import pytest
 from turbofs.testing.hdfs_cluster import default_jars_dir
 
 TURBOFS = str(Path(sys.executable).with_name("turbofs"))
-ROWS = [
-    "cold_seq_vs_native", "cold_seq_vs_rclone", "warm_seq_vs_tmpfs", "cached_direct_vs_limit", "rand4k_p50_vs_native",
-    "list_100k_vs_native", "rss_64_readers_mib",
-]  # fmt: skip
+ROWS = {
+    "read": [
+        "cold_seq_vs_native", "cold_seq_vs_rclone", "warm_seq_vs_tmpfs", "cached_direct_vs_limit",
+        "rand4k_p50_vs_native", "list_100k_vs_native", "rss_64_readers_mib",
+    ],
+    "write": [
+        "staged_vs_tmpfs", "staged_direct_vs_tmpfs", "persisted_vs_native", "persisted_vs_rclone",
+        "create_500_vs_native", "append_fsync_p50_vs_native", "recover_1gib_s", "rss_16_writers_mib",
+    ],
+}  # fmt: skip
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the run's namespaces need root")
 
@@ -26,19 +32,20 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the run's namespaces 
 def test_an_unknown_scene_is_wrong_use():
     done = subprocess.run([TURBOFS, "bench", "fly"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "scenes: read" in done.stderr
+    assert "scenes: read, write" in done.stderr
 
 
-def test_without_hdfs_every_row_is_reported_as_not_measured(tmp_path):
+@pytest.mark.parametrize("scene", ROWS)
+def test_without_hdfs_every_row_is_reported_as_not_measured(tmp_path, scene):
     environment = {**os.environ, "TURBOFS_HADOOP_JARS": str(tmp_path), "TMPDIR": str(tmp_path)}
     result = tmp_path / "result.json"
     done = subprocess.run(
-        [TURBOFS, "bench", "read", "--quick", "--json", str(result)],
+        [TURBOFS, "bench", scene, "--quick", "--json", str(result)],
         capture_output=True, text=True, timeout=100, check=False, env=environment,
     )  # fmt: skip
     document = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == 1
-    assert [row["row"] for row in document["rows"]] == ROWS
+    assert [row["row"] for row in document["rows"]] == ROWS[scene]
     assert {row["value"] for row in document["rows"]} == {None}
     assert "helpers/setup" in done.stdout
     assert json.loads(result.read_text()) == document
@@ -55,14 +62,15 @@ def short_path():
 @pytest.mark.long
 @pytest.mark.hdfs
 @pytest.mark.mount
-def test_a_quick_run_measures_every_row(short_path):
+@pytest.mark.parametrize("scene", ROWS)
+def test_a_quick_run_measures_every_row(short_path, scene):
     done = subprocess.run(
-        [TURBOFS, "bench", "read", "--quick"], capture_output=True, text=True, timeout=220, check=False,
+        [TURBOFS, "bench", scene, "--quick"], capture_output=True, text=True, timeout=220, check=False,
         env={**os.environ, "TMPDIR": str(short_path)},
     )  # fmt: skip
     document = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [row["row"] for row in document["rows"]] == ROWS
+    assert [row["row"] for row in document["rows"]] == ROWS[scene]
     assert all(row["value"] > 0 for row in document["rows"])
     assert document["machine"]["mode"] == "quick"
     assert list(short_path.iterdir()) == []

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from turbofs.bench import isolation, machine, read
+from turbofs.bench import isolation, machine, read, write
 from turbofs.bench.harness import MEASUREMENT_ERRORS, Report, Scene, Settings, report_progress
 from turbofs.errors import InvalidRequestError
 
-SCENES: dict[str, Scene] = {scene.name: scene for scene in (read.SCENE,)}
+SCENES: dict[str, Scene] = {scene.name: scene for scene in (read.SCENE, write.SCENE)}
 
 
 def run(scene_name: str, *, quick: bool = False, json_file: Path | None = None) -> int:

@@ -77,6 +77,57 @@ def work_folder(size_bytes: int) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def disk_folder(size_bytes: int) -> Iterator[Path]:
+    """An empty folder for *size_bytes* of data on the disk of the temporary directory, gone as `work_folder` is.
+
+    Inside the namespaces it is a file system in a file that has no name any more. Raises BenchmarkError where the disk
+    has too little room.
+    """
+    free_bytes = shutil.disk_usage(tempfile.gettempdir()).free
+    if free_bytes < size_bytes:
+        raise BenchmarkError(
+            f"{tempfile.gettempdir()} has {free_bytes >> 20} MiB free, the data needs {size_bytes >> 20} MiB",
+            advice="free some space, or set TMPDIR to a folder on a larger disk",
+        )
+    with tempfile.TemporaryDirectory(prefix="turbofs-bench-disk-") as name:
+        folder = Path(name)
+        mounted = _INSIDE in os.environ and _mount_image(folder, size_bytes)
+        try:
+            (folder / "data").mkdir()
+            yield folder / "data"
+        finally:
+            if mounted:
+                subprocess.run(["umount", "--lazy", name], check=True)
+
+
+def _mount_image(folder: Path, size_bytes: int) -> bool:
+    """Mount an empty file system for *size_bytes* on *folder*; False where this machine lends no loop device."""
+    if shutil.which("mkfs.ext4") is None or not Path("/dev/loop-control").exists():
+        return False
+    with tempfile.NamedTemporaryFile(prefix="turbofs-bench-", suffix=".img", delete=False) as image:
+        os.truncate(image.fileno(), size_bytes + size_bytes // 10)  # inodes and the like take a few hundredths
+    try:
+        # no journal, nothing reserved: the data lives as long as the run
+        if _done("mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", "-E", "nodiscard", image.name) is None:
+            return False
+        # direct: the pages are in memory once, not twice
+        device = _done("losetup", "--find", "--show", "--direct-io=on", image.name)
+        if device is None:
+            return False
+        mounted = _done("mount", device.strip(), str(folder)) is not None
+        _done("losetup", "--detach", device.strip())  # takes effect when the mount goes
+        return mounted
+    finally:
+        os.unlink(image.name)
+
+
+def _done(*command: str) -> str | None:
+    """What *command* printed; None where it failed."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else None
+
+
 def _available() -> bool:
     """Whether `unshare` may make these namespaces here."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("setpriv", "unshare"))):

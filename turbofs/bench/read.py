@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import random
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +33,7 @@ from turbofs.bench.readers import (
     seconds,
     throughput_mib_s,
 )
+from turbofs.bench.sampling import sampled
 from turbofs.testing.hdfs_cluster import HdfsCluster
 
 ROWS = (
@@ -280,7 +280,7 @@ def measure_memory(bench: Bench, report: Report) -> None:
     try:
         with bench.mount("512MiB") as mount:
             idle_kib = mount.memory_kib("VmRSS")
-            with _sampled_rss_kib(mount) as samples_kib:
+            with sampled(partial(mount.memory_kib, "VmRSS")) as samples_kib:
                 began = time.perf_counter()
                 total_bytes = read_in_parallel([mount.folder / path.lstrip("/") for path in files])
                 taken_s = time.perf_counter() - began
@@ -297,25 +297,6 @@ def measure_memory(bench: Bench, report: Report) -> None:
         },
     ).document()
     report.set("rss_64_readers_mib", peak_kib / 1024)
-
-
-@contextlib.contextmanager
-def _sampled_rss_kib(mount: services.Mount, interval_s: float = 0.02) -> Iterator[list[int]]:
-    """Sample the daemon's resident memory in a thread for as long as the context lasts."""
-    samples: list[int] = []
-    ended = threading.Event()
-
-    def sample() -> None:
-        while not ended.wait(interval_s):
-            samples.append(mount.memory_kib("VmRSS"))
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        yield samples
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _copy_out(client: hdfs_native.Client, path: str, target: Path) -> None:

@@ -10,7 +10,7 @@ import typer
 
 
 def command(
-    scene: Annotated[str, typer.Argument(metavar="SCENE", show_default=False, help="What to measure: read.")],
+    scene: Annotated[str, typer.Argument(metavar="SCENE", show_default=False, help="What to measure: read or write.")],
     quick: Annotated[
         bool, typer.Option("--quick", help="One round, smaller sizes, within a minute: for the eye.")
     ] = False,
