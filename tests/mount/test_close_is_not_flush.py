@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -50,8 +51,8 @@ def run_a_program_that_inherits(fd):
     subprocess.run(["true"], pass_fds=[fd], check=True, timeout=60)
 
 
-def run_a_shell_that_closes(fd):
-    subprocess.run(["sh", "-c", f"exec {fd}>&-; true"], pass_fds=[fd], check=True, timeout=60)
+def run_a_program_that_closes(fd):
+    subprocess.run([sys.executable, "-c", f"import os; os.close({fd})"], pass_fds=[fd], check=True, timeout=60)
 
 
 def open_and_close_for_reading(fd):
@@ -67,7 +68,7 @@ def open_and_close_for_reading(fd):
         close_in_a_fork,
         end_a_fork,
         run_a_program_that_inherits,
-        run_a_shell_that_closes,
+        run_a_program_that_closes,
         open_and_close_for_reading,
     ],
 )

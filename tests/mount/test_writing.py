@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import mmap
 import os
 import random
@@ -224,20 +225,31 @@ def test_shared_mapping_writes_to_the_file(corner, kind):
     if kind == "existing":
         (source / "file").write_bytes(OLD)
         expected[: len(OLD)] = OLD
-    fd = os.open(shown / "file", os.O_RDWR | os.O_CREAT, 0o644)
-    os.ftruncate(fd, len(expected))
     chance = random.Random(7)
-    with mmap.mmap(fd, len(expected)) as mapped:
-        assert mapped[:] == expected
-        for _ in range(100):
-            start = chance.randrange(len(expected) - 70_000)
-            data = chance.randbytes(chance.choice([1, 4096, 70_000]))
-            mapped[start : start + len(data)] = data
-            expected[start : start + len(data)] = data
-        mapped[-3:] = expected[-3:] = b"end"
-        mapped.flush()
-        assert in_child((shown / "file").read_bytes) == expected
-        mapped[:5] = expected[:5] = b"begin"
+    patches = [(5 * MIB + 120, b"end")]
+    for _ in range(100):
+        data = chance.randbytes(chance.choice([1, 4096, 70_000]))
+        patches.append((chance.randrange(len(expected) - 70_000), data))
+    fd = os.open(shown / "file", os.O_RDWR | os.O_CREAT, 0o644)
+
+    def fill():
+        faulthandler.disable()  # a page that cannot be had is SIGBUS, and ends the child
+        os.ftruncate(fd, len(expected))
+        with mmap.mmap(fd, len(expected)) as mapped:
+            before = mapped[:]
+            for start, piece in patches:
+                mapped[start : start + len(piece)] = piece
+            mapped.flush()
+            flushed = (shown / "file").read_bytes()
+            mapped[:5] = b"begin"
+        return before, flushed
+
+    before, flushed = in_child(fill)
+    assert before == expected
+    for start, piece in patches:
+        expected[start : start + len(piece)] = piece
+    assert flushed == expected
+    expected[:5] = b"begin"
     os.close(fd)
     same(source / "file", shown / "file", bytes(expected))
 
@@ -245,11 +257,16 @@ def test_shared_mapping_writes_to_the_file(corner, kind):
 def test_mapping_that_outlives_its_descriptor_reaches_the_source(corner):
     source, shown = corner
     (source / "file").write_bytes(OLD)
-    fd = os.open(shown / "file", os.O_RDWR)
-    mapped = mmap.mmap(fd, len(OLD))  # holds a duplicate, which the mapping does not need
-    os.close(fd)
-    mapped[1000:1004] = b"late"
-    mapped.close()
+
+    def change():
+        faulthandler.disable()
+        fd = os.open(shown / "file", os.O_RDWR)
+        mapped = mmap.mmap(fd, len(OLD))  # has a duplicate, which the mapping would not need
+        os.close(fd)
+        mapped[1000:1004] = b"late"
+        mapped.close()
+
+    in_child(change)
     expected = OLD[:1000] + b"late" + OLD[1004:]
     eventually(lambda: (source / "file").read_bytes() == expected, "the mapping's pages reach the source")
     same(source / "file", shown / "file", expected)
