@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import mmap
 import os
@@ -24,6 +25,9 @@ pytestmark = pytest.mark.mount
 MIB = 1 << 20
 OLD, NEW = content(3 * MIB + 77, seed=1), content(2 * MIB + 5, seed=2)
 BIG = content(20 * MIB + 12345, seed=3)
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
 
 
 @pytest.fixture(scope="module")
@@ -261,10 +265,10 @@ def test_mapping_that_outlives_its_descriptor_reaches_the_source(corner):
     def change():
         faulthandler.disable()
         fd = os.open(shown / "file", os.O_RDWR)
-        mapped = mmap.mmap(fd, len(OLD))  # has a duplicate, which the mapping would not need
-        os.close(fd)
-        mapped[1000:1004] = b"late"
-        mapped.close()
+        mapping = _libc.mmap(None, len(OLD), mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+        os.close(fd)  # Python's own mappings keep a duplicate
+        ctypes.memmove(mapping + 1000, b"late", 4)
+        assert _libc.munmap(ctypes.c_void_p(mapping), ctypes.c_size_t(len(OLD))) == 0
 
     in_child(change)
     expected = OLD[:1000] + b"late" + OLD[1004:]
