@@ -154,6 +154,7 @@ class Workplace:
         self.source = root / "source"
         self.mountpoint = root / "mnt"
         self.runtime = root / "run"
+        self.staging = Path(tempfile.mkdtemp(prefix="turbofs-test-", dir=_memory()))
         for folder in (self.source, self.mountpoint, root / "state", root / "log"):
             folder.mkdir()
             folder.chmod(0o755)
@@ -179,7 +180,9 @@ class Workplace:
 
     def options(self, *options: str) -> list[str]:
         """`-o` arguments: *options*, and those that keep the mount's files in this place."""
-        own = (f"fs.state_dir={self.root / 'state'}", f"log_dir={self.root / 'log'}", "log_format=json")
+        own = [f"fs.state_dir={self.root / 'state'}", f"log_dir={self.root / 'log'}", "log_format=json"]
+        if not any(option.startswith("staging_dir=") for option in options):
+            own.append(f"staging_dir={self.staging}")
         return [part for option in (*own, *options) for part in ("-o", option)]
 
     def turbofs(self, *arguments: str, limit_s: float = _COMMAND_LIMIT_S) -> subprocess.CompletedProcess[str]:
@@ -228,6 +231,7 @@ class Workplace:
         for mountpoint in mount_table.turbofs_mounts():
             if mountpoint.startswith(f"{self.root}/"):
                 mount_point.detach(mountpoint, lazy=True)
+        shutil.rmtree(self.staging, ignore_errors=True)
 
     def _record_pid(self) -> int | None:
         """The daemon whose mount was usable last: it may be dead."""
@@ -281,6 +285,12 @@ def workplace() -> Iterator[Workplace]:
         place.clean()
         assert not place.mounted
         shutil.rmtree(root)
+
+
+def _memory() -> Path | None:
+    """Where staging belongs: in memory, if this machine has a tmpfs for everybody."""
+    shared = Path("/dev/shm")  # noqa: S108 - mkdtemp makes a folder of its own in it
+    return shared if os.access(shared, os.W_OK) else None
 
 
 def _limit_life() -> None:
