@@ -10,9 +10,10 @@ import pytest
 import trio
 
 from turbofs.config import SourceConfig
-from turbofs.errors import SourceUnavailableError
+from turbofs.errors import DeadlineExceededError, SourceUnavailableError
 from turbofs.source.hdfs import HdfsSource
-from turbofs.testing.conformance_base import content, read_file, write_file
+from turbofs.source.retrying import RetryingSource
+from turbofs.testing.conformance_base import content, names_in, read_file, write_file
 from turbofs.testing.hdfs_cluster import HdfsCluster
 
 pytestmark = pytest.mark.hdfs
@@ -183,6 +184,120 @@ async def test_case_17_an_abandoned_append_leaves_no_lease(fragile):
             await writer.write(memoryview(b"more"))
             await writer.abort()
         assert (await read_file(source, "/log"))[:1000] == content(1000)
+
+
+@asynccontextmanager
+async def patient(cluster, **options):
+    """The source as a mount uses it."""
+    config = SourceConfig(web_address=cluster.web, backoff_limit_s=0.5, **{"operation_timeout_s": 20.0, **options})
+    source = RetryingSource(HdfsSource(f"{cluster.uri}/", config, trio.CapacityLimiter(4)), config)
+    await source.connect()
+    try:
+        yield source
+    finally:
+        await source.aclose()
+
+
+async def until_restarted(cluster):
+    cluster.start_namenode(wait=False)  # by this thread: daemons die with the one that started them
+    await trio.to_thread.run_sync(cluster.wait_ready)
+
+
+async def test_a_log_goes_on_when_the_namenode_is_restarted(fragile):
+    async with patient(fragile) as source:
+        writer = await source.create("/.new-log")
+        await writer.write(memoryview(b"one "))
+        await writer.sync()
+        await source.rename("/.new-log", "/log-on", replace=False)
+        fragile.namenode.kill()
+        async with trio.open_nursery() as nursery:
+            await writer.write(memoryview(b"two "))
+            nursery.start_soon(writer.sync)
+            await until_restarted(fragile)
+        assert await read_file(source, "/log-on") == b"one two "
+        await writer.write(memoryview(b"three"))
+        await writer.aclose()
+        assert await read_file(source, "/log-on") == b"one two three"
+        assert not await source.being_written("/log-on")
+
+
+async def test_a_file_that_is_completed_while_the_namenode_is_restarted(fragile):
+    async with patient(fragile) as source:
+        small, large = await source.create("/small"), await source.create("/large")
+        await small.write(memoryview(b"small"))
+        await large.write(memoryview(DATA))
+        await large.sync()
+        fragile.namenode.kill()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(small.aclose)
+            nursery.start_soon(large.aclose)
+            await until_restarted(fragile)
+        assert await read_file(source, "/small") == b"small"
+        assert await read_file(source, "/large") == DATA
+        assert not await source.being_written("/large")
+        assert not await source.being_written("/small")
+
+
+async def test_what_is_written_while_the_namenode_is_away_fails_and_is_cleaned_up(fragile):
+    async with patient(fragile, deadline_s=1.0) as source:
+        writer = await source.create("/given-up")
+        await writer.write(memoryview(DATA[:1000]))
+        fragile.namenode.kill()
+        try:
+            with pytest.raises(DeadlineExceededError):
+                await writer.aclose()
+            with pytest.raises(DeadlineExceededError):
+                await source.create("/not-begun")
+        finally:
+            await until_restarted(fragile)
+        await writer.abort()
+        assert "given-up" not in await names_in(source, "/")
+        await write_file(source, "/given-up", b"next", replace=False)
+
+
+async def test_safe_mode_is_waited_for(fragile):
+    fragile.shell("-safemode", "enter", admin=True)
+    try:
+        async with patient(fragile, deadline_s=1.0) as source:
+            with pytest.raises(SourceUnavailableError, match="safe mode"):
+                await source.inner.create("/in-safe-mode")
+            with pytest.raises(DeadlineExceededError, match="safe mode"):
+                await source.rename("/f", "/g", replace=False)
+        async with patient(fragile) as source, trio.open_nursery() as nursery:
+            nursery.start_soon(write_file, source, "/in-safe-mode", b"x")
+            nursery.start_soon(source.make_directory, "/dir-in-safe-mode")
+            await trio.to_thread.run_sync(lambda: fragile.shell("-safemode", "leave", admin=True))
+        async with patient(fragile) as source:
+            assert await read_file(source, "/in-safe-mode") == b"x"
+            await source.rename("/f", "/g", replace=False)
+            await source.rename("/g", "/f", replace=False)
+    finally:
+        fragile.shell("-safemode", "leave", admin=True)
+
+
+@pytest.mark.parametrize("synced", [False, True])
+async def test_a_datanode_that_dies_after_the_file_was_renamed(fragile, synced):
+    """The pipeline is mended by the file's id: nothing appears under the old name."""
+    async with connected(fragile, operation_timeout_s=30) as source:
+        writer = await source.create("/.mended")
+        await source.set_replication("/.mended", 3)
+        await writer.write(memoryview(DATA[: 2 << 20]))
+        if synced:
+            await writer.sync()
+        await source.rename("/.mended", "/mended", replace=synced)
+        fragile.workers[0].kill()
+        try:
+            await writer.write(memoryview(DATA[2 << 20 :]))
+            await writer.sync()
+            await writer.aclose()
+            assert await read_file(source, "/mended") == DATA
+            names = await names_in(source, "/")
+            assert "mended" in names
+            assert ".mended" not in names
+            await source.delete("/mended")
+        finally:
+            fragile.start_datanode(0)
+            await trio.to_thread.run_sync(fragile.wait_ready)
 
 
 async def test_trap_10_a_datanode_that_dies_mid_write(fragile):

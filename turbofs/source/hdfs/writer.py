@@ -17,6 +17,7 @@ import trio
 from turbofs.errors import NotFoundError, SourceUnavailableError, StaleFileError, TurboError
 from turbofs.model import FileVersion
 from turbofs.source.base import SourceWriter
+from turbofs.source.hdfs.calls import StalledError
 from turbofs.source.hdfs.connection import Connection
 from turbofs.source.hdfs.errors import translated
 from turbofs.source.hdfs.native import INODES
@@ -93,7 +94,7 @@ class HdfsWriter(SourceWriter):
     async def sync(self) -> None:
         self._usable()
         if self._sent_bytes + len(self._held) > self._synced_bytes:  # else nothing is new; a name is durable at once
-            await self._stubbornly("sync", lambda writer: writer.hsync(), bytes(self._held))
+            await self._stubbornly("sync", lambda writer: writer.hsync(), bytes(self._held), again=True)
             self._synced_bytes = self._sent_bytes
             self._replay = None
         await self._ask_id()
@@ -147,12 +148,19 @@ class HdfsWriter(SourceWriter):
         function: Callable[[hdfs_native.FileWriter], object],
         data: bytes,
         timeout_s: float | None = None,
+        again: bool = False,
     ) -> None:
-        """Write *data* and do *function*; while the first pipeline may be what failed, with further ones too."""
+        """Write *data* and do *function*; while the first pipeline may be what failed, with further ones too.
+
+        *again*: a *function* that failed may be done again with the same writer.
+        """
+        taken = False
 
         def step(writer: hdfs_native.FileWriter) -> None:
+            nonlocal taken
             if data:
                 writer.write(data)
+            taken = True
             function(writer)
 
         pause_s = _PIPELINE_PAUSE_S
@@ -162,8 +170,11 @@ class HdfsWriter(SourceWriter):
                     await self._begin_again()
                 await self._step(act, partial(step, self._usable()), timeout_s)
                 break
-            except SourceUnavailableError:
+            except SourceUnavailableError as error:
                 # Once bytes have left, they are no longer here to be written again: that is the caller's to do.
+                if self._replay is None and again and taken and not isinstance(error, StalledError):
+                    self._broken = False  # a NameNode that restarts takes the length the next time
+                    self._note_sent(data)
                 if self._replay is None or attempt == _PIPELINE_ATTEMPTS:
                     raise
             await trio.sleep(pause_s)
