@@ -128,10 +128,10 @@ class Report:
             group(self)
         except MEASUREMENT_ERRORS as error:
             reason = f"{type(error).__name__}: {error}"
-            self.progress(f"  failed: {reason}")
+            self.progress(f"  failed: {_first_line(reason)}")
             for row in rows:
                 if row not in self.values:
-                    self.notes[row] = reason.splitlines()[0]
+                    self.notes[row] = _first_line(reason)
         else:
             self.progress(f"  took {time.monotonic() - began:.0f} s")
 
@@ -202,6 +202,11 @@ class Scene:
     name: str
     rows: Sequence[Row]
     run: Callable[[Report, Settings], None]
+
+
+def _first_line(reason: str) -> str:
+    """Without the stack that HDFS's errors carry, also where a client escapes their line breaks."""
+    return reason.splitlines()[0].partition("\\n")[0]
 
 
 def _rounded(value: float) -> float:

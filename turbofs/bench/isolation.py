@@ -54,17 +54,18 @@ def enter(arguments: Sequence[str]) -> int | None:
 
 
 @contextlib.contextmanager
-def work_folder(size_bytes: int) -> Iterator[Path]:
+def work_folder(size_bytes: int, promised_bytes: int = 0) -> Iterator[Path]:
     """An empty folder for *size_bytes* of data in memory, gone when the context or the process ends.
 
-    Inside the namespaces it is a tmpfs mounted for this run; otherwise a folder on /dev/shm. Raises BenchmarkError
-    where the machine has too little memory for it.
+    *promised_bytes* are free there besides, on paper: for whoever wants to see more room than it will use. Inside the
+    namespaces it is a tmpfs mounted for this run; otherwise a folder on /dev/shm. Raises BenchmarkError where the
+    machine has too little memory for the data.
     """
     with _sigterm_as_exit():
         _require_memory(size_bytes)
         parent = os.environ.get(_INSIDE, "/dev/shm")
         if _INSIDE in os.environ:
-            options = f"mode=0755,size={size_bytes}"
+            options = f"mode=0755,size={size_bytes + promised_bytes}"
             subprocess.run(["mount", "-t", "tmpfs", "-o", options, "turbofs-bench", parent], check=True)
         # Short where it lies in a folder of the run: the path of a control socket has 107 characters at most.
         prefix = "" if _INSIDE in os.environ else "turbofs-bench-"

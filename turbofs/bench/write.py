@@ -22,7 +22,7 @@ from turbofs.bench.checks import await_persisted, check_content, check_small_fil
 from turbofs.bench.harness import BenchmarkError, Report, Row, Samples, Scene, Settings, interleave
 from turbofs.bench.payload import MIB, Payload
 from turbofs.bench.write_daemon import measure_memory, measure_recovery
-from turbofs.bench.write_setting import FULL, QUICK, WRITERS, Bench, early_folder
+from turbofs.bench.write_setting import FULL, HDFS_RESERVE_BYTES, QUICK, WRITERS, Bench, early_folder
 from turbofs.bench.writer_process import WriterProcess
 
 ROWS = (
@@ -52,7 +52,7 @@ def run(report: Report, settings: Settings) -> None:
         "writers_staging_mib": sizes.staging_bytes // MIB,
     }
     with (
-        isolation.work_folder(sizes.memory_bytes) as work,
+        isolation.work_folder(sizes.memory_bytes, HDFS_RESERVE_BYTES) as work,
         Payload(sizes.big_bytes) as payload,
         WriterProcess(payload) as writer,
     ):

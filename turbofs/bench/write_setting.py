@@ -18,6 +18,8 @@ from turbofs.testing.hdfs_cluster import HdfsCluster
 MEMORY = "1GiB"
 """Budget of the mounts' own buffers."""
 WRITERS = 16
+HDFS_RESERVE_BYTES = 2 * WRITERS * 128 * MIB
+"""HDFS sets a whole block (128 MiB) aside for each file that is being written, however short it will be."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ QUICK = Sizes(
     rounds=1,
     create_rounds=1,
     recover_rounds=1,
-    big_bytes=128 * MIB,
+    big_bytes=256 * MIB,
     small_files=100,
     appends=50,
     staging_bytes=512 * MIB,
