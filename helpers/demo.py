@@ -1,4 +1,4 @@
-"""The main job of TurboFS, told step by step: what a training job wrote is mounted, read, merged and verified.
+"""The main job of TurboFS, told step by step: a checkpoint is read, merged and verified, then saved and not lost.
 
     helpers/demo [SOURCE] [--keep] [--web HOST:PORT]
 
@@ -6,7 +6,8 @@ SOURCE is a directory on a source that TurboFS can mount; the demo works in a ne
 again. Default: a temporary local directory. The mount is given to programs that know nothing of TurboFS: a directory
 listing, a video decoder, `helpers/merge_checkpoint.py`, setfattr.
 
-The part of the training job, which writes, goes to the source directly: the mount reads, for now.
+What the mount reads was put on the source without it, and what it writes is looked at there without it, so that neither
+half of the mount vouches for the other. Saving is acknowledged early, and the daemon is killed right then.
 Exit codes: 0 all of it worked, 1 a step failed (nothing stays mounted), 2 wrong use.
 """
 
@@ -16,6 +17,8 @@ import argparse
 import contextlib
 import json
 import os
+import re
+import select
 import shutil
 import signal
 import subprocess
@@ -23,28 +26,26 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import demo_clips
+from demo_source import DemoError, Place, place_of
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKPOINT = ROOT / "tests" / "data" / "dcp-tiny"
 TURBOFS = Path(sys.executable).with_name("turbofs")
+TEMPORARY = re.compile(r"\.turbofs-.*\.tmp")
+"""What a file is called on the source until it is complete."""
 STEP = "checkpoints/step_1000"
 CLIPS = 3
 HINTED_CLIP = CLIPS
 """One more, which nobody reads before the hint asks for it."""
-UPLOADS = 8
-"""Files written at a time: completing a small file on HDFS waits for its replicas, mostly."""
 CACHED_TIMEOUT_S = 30.0
-
-
-class DemoError(Exception):
-    """A step did not do what it should; the message says what it did."""
+SAVED = "merged"
+"""The directory, on the source, into which the merged checkpoint is saved."""
+DEATH_TIMEOUT_S = 30.0
 
 
 @dataclass
@@ -99,55 +100,28 @@ def clip_path(folder: Path, clip: int) -> Path:
     return folder / "clips" / f"clip_{clip:03}.mp4"
 
 
-def fill_hdfs(url: str, tree: Path, stack: contextlib.ExitStack) -> None:
-    """Copy *tree* to the new HDFS directory *url*, by HDFS's own client; *stack* deletes it."""
-    import hdfs_native
-
-    parts = urlsplit(url)
-    client = hdfs_native.Client(f"{parts.scheme}://{parts.netloc}")
-    base = unquote(parts.path)
-
-    def put(file: Path) -> None:
-        target = f"{base}/{file.relative_to(tree)}"
-        with client.create(target, hdfs_native.WriteOptions(overwrite=False)) as writer:
-            writer.write(file.read_bytes())
-
-    files = [path for path in tree.rglob("*") if path.is_file()]
-    try:
-        client.mkdirs(base, create_parent=True)
-        stack.callback(client.delete, base, recursive=True)
-        for folder in {file.parent for file in files}:
-            client.mkdirs(f"{base}/{folder.relative_to(tree)}", create_parent=True)
-        with ThreadPoolExecutor(UPLOADS) as pool:
-            list(pool.map(put, files))
-    except Exception as error:
-        raise DemoError(f"HDFS at {parts.netloc} did not take the files: {error}") from error
-
-
-def fill_local(path: Path, tree: Path, stack: contextlib.ExitStack) -> None:
-    stack.callback(shutil.rmtree, path, ignore_errors=True)
-    try:
-        shutil.copytree(tree, path)
-    except OSError as error:
-        raise DemoError(f"{path} cannot be written: {error}") from error
-
-
 # --- the reader's part: an ordinary directory
+
+
+def is_mounted(mountpoint: Path) -> bool:
+    """From the kernel's table: a mount whose daemon is dead answers nothing, and is one all the same."""
+    points = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines())
+    return str(mountpoint) in points  # no name of the demo's own needs an escape there
 
 
 def unmount(mountpoint: Path) -> None:
     """Raises DemoError where `turbofs umount` does; even then the directory is free, or the kernel forbids it."""
-    if not os.path.ismount(mountpoint):
+    if not is_mounted(mountpoint):
         return
     try:
         run(TURBOFS, "umount", mountpoint)
     finally:
-        if os.path.ismount(mountpoint):
+        if is_mounted(mountpoint):
             run("fusermount3", "-u", "-z", mountpoint)
 
 
 def put_away(work: Path, mountpoint: Path) -> None:
-    if not os.path.ismount(mountpoint):  # deleting through a mount would delete on the source
+    if not is_mounted(mountpoint):  # deleting through a mount would delete on the source
         shutil.rmtree(work, ignore_errors=True)
 
 
@@ -209,6 +183,59 @@ def account(mountpoint: Path) -> list[str]:
     ]
 
 
+# --- the writer's part: an ordinary directory, and a daemon that dies at the worst moment
+
+
+def prepare_saving(mountpoint: Path) -> None:
+    (mountpoint / SAVED).mkdir()
+    run("setfattr", "-n", "user.turbofs.ack", "-v", "staged", mountpoint / SAVED)
+
+
+def save_and_kill(merged: Path, mountpoint: Path, daemon: int) -> str:
+    """Save the files of *merged* through the mount; the last close is followed by SIGKILL, and by nothing else."""
+    contents = {path.name: path.read_bytes() for path in merged.iterdir()}
+    started = time.monotonic()
+    for name, content in contents.items():
+        with (mountpoint / SAVED / name).open("wb") as file:
+            file.write(content)
+    closed = time.monotonic()
+    signal.pidfd_send_signal(daemon, signal.SIGKILL)
+    killed = time.monotonic()
+    if not select.select([daemon], [], [], DEATH_TIMEOUT_S)[0]:
+        raise DemoError(f"the daemon does not die within {DEATH_TIMEOUT_S:.0f} s")
+    size = sum(map(len, contents.values()))
+    return (
+        f"{size:,} bytes written and closed in {1e3 * (closed - started):.1f} ms, "
+        f"killed {1e6 * (killed - closed):.0f} µs later"
+    )
+
+
+def complete(content: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: data for name, data in content.items() if not TEMPORARY.fullmatch(name)}
+
+
+def what_was_there(place: Place, merged: Path) -> str:
+    """What the source has of the saving when the daemon has just died. Raises DemoError for half a file."""
+    found = complete(place.content(SAVED))
+    for name, data in found.items():
+        if data != (merged / name).read_bytes():
+            raise DemoError(f"the source shows {len(data):,} bytes of {SAVED}/{name}, which is not what was written")
+    count = len(list(merged.iterdir()))
+    return f"the source had {len(found)} of its {count} files at that moment, the others are in staging alone"
+
+
+def verify_on_source(place: Place, merged: Path) -> list[str]:
+    """One line a file. Raises DemoError unless the source has exactly what was written."""
+    from blake3 import blake3
+
+    expected = {path.name: blake3(path.read_bytes()).hexdigest() for path in merged.iterdir()}
+    content = complete(place.content(SAVED))
+    found = {name: blake3(data).hexdigest() for name, data in content.items()}
+    if found != expected:
+        raise DemoError(f"what was written is {expected}\nand the source has {found}")
+    return [f"{name}: {len(content[name]):,} bytes, BLAKE3 {digest[:16]}…" for name, digest in sorted(found.items())]
+
+
 def advice(source: str, mountpoint: Path) -> str:
     return f"""
 It stays mounted. What to try next:
@@ -218,6 +245,7 @@ It stays mounted. What to try next:
   getfattr -n user.turbofs.status {mountpoint}/{STEP}/__0_0.distcp
   cat {mountpoint}/.turbofs/stats
   {TURBOFS} status {mountpoint}
+  cp /etc/hosts {mountpoint}/{SAVED}/ && {TURBOFS} wait {mountpoint}/{SAVED}
 and when you have seen enough:
   {TURBOFS} umount {mountpoint}
 The files are at {source}; delete them when you no longer want them.
@@ -240,22 +268,43 @@ def play(options: argparse.Namespace, story: Story, stack: contextlib.ExitStack)
     stack.callback(put_away, work, mountpoint)
     mountpoint.mkdir()
     source = f"{options.source.rstrip('/')}/turbofs-demo-{uuid.uuid4().hex[:8]}" if options.source else f"file://{tree}"
+    place = place_of(source)
 
     with story.tell("A training job leaves a checkpoint of four ranks, and a few clips"):
         codec = write_training_output(tree)
-        if source.startswith("hdfs:"):
-            fill_hdfs(source, tree, stack)
-        elif options.source:
-            fill_local(Path(unquote(urlsplit(source).path)), tree, stack)
+        if options.source:
+            place.fill(tree, stack)
 
-    mount_options = ["-o", f"log_dir={work}/log,fs.state_dir={work}/state"]
+    mount_options = ["--staging-dir", f"{work}/staging", "-o", f"log_dir={work}/log,fs.state_dir={work}/state"]
     if options.web:
         mount_options += ["-o", f"source.web_address={options.web}"]
+
+    def mount() -> int:
+        """Returns a descriptor of the daemon, for which no other process can be taken."""
+        daemon = os.pidfd_open(json.loads(run(TURBOFS, "mount", source, mountpoint, *mount_options, "--json"))["pid"])
+        stack.callback(os.close, daemon)
+        return daemon
+
     with story.tell(f"turbofs mount {source if options.source else 'file://…'} DIR") as details:
         stack.callback(unmount, mountpoint)
-        run(TURBOFS, "mount", source, mountpoint, *mount_options)
+        daemon = mount()
         details.append(f"DIR is {mountpoint}")
+    read(story, mountpoint, tree, out, codec)
+    save(story, mountpoint, out, place, daemon, mount)
 
+    if options.keep:
+        stack.pop_all()  # forgotten, not run: these are plain calls
+        print(advice(source, mountpoint))
+        return
+    with story.tell("turbofs umount DIR, and everything is put away"):
+        stack.close()
+        if work.exists():
+            raise DemoError(f"{work} is still there")
+    print(NEXT)
+
+
+def read(story: Story, mountpoint: Path, tree: Path, out: Path, codec: str) -> None:
+    """The reading half: names, clips, the checkpoint (merged into *out*), a hint."""
     with story.tell("It is an ordinary directory: names and sizes as on the source") as details:
         count, size = compare_names(tree, mountpoint)
         details.append(f"{count} files, {size:,} bytes")
@@ -280,19 +329,33 @@ def play(options: argparse.Namespace, story: Story, stack: contextlib.ExitStack)
     with story.tell("turbofs status DIR, in short") as details:
         details.extend(account(mountpoint))
 
-    if options.keep:
-        stack.pop_all()  # forgotten, not run: these are plain calls
-        print(advice(source, mountpoint))
-        return
-    with story.tell("turbofs umount DIR, and everything is put away"):
-        stack.close()
-        if mountpoint.exists():
-            raise DemoError(f"{mountpoint} is still there")
-    print(NEXT)
+
+def save(
+    story: Story, mountpoint: Path, merged: Path, place: Place, daemon: int, mount_again: Callable[[], object]
+) -> None:
+    """The writing half: *merged* is saved and acknowledged, its daemon dies, and the source has it all the same."""
+    with story.tell("A new directory; by setfattr: what is saved in it is acknowledged early"):
+        prepare_saving(mountpoint)
+
+    with story.tell("The merged checkpoint is saved into it; at the last close: kill -9") as details:
+        details.append(save_and_kill(merged, mountpoint, daemon))
+        details.append(what_was_there(place, merged))
+
+    with story.tell("turbofs mount again, on the same DIR"):
+        mount_again()
+
+    with story.tell(f"turbofs wait DIR/{SAVED} --until persisted"):
+        run(TURBOFS, "wait", mountpoint / SAVED, "--until", "persisted", "--timeout", "60s")
+
+    with story.tell("Every byte is on the source: read there, not through the mount") as details:
+        details.extend(verify_on_source(place, merged))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="helpers/demo", description="Mount, read, merge and verify a checkpoint.")
+    parser = argparse.ArgumentParser(
+        prog="helpers/demo",
+        description="Mount, read, merge and verify a checkpoint; save it, kill the daemon, and verify it again.",
+    )
     parser.add_argument(
         "source",
         nargs="?",
@@ -314,7 +377,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a killed demo unmounts, too
     story = Story()
     started = time.monotonic()
-    print("TurboFS: what a training job wrote, read through a mount by programs that know nothing of it.\n")
+    print("TurboFS: a checkpoint read, merged and saved through a mount by programs that know nothing of it.\n")
     try:
         with contextlib.ExitStack() as stack:
             play(options, story, stack)
