@@ -251,7 +251,7 @@ def test_staged_file_may_be_written_again(mount, corner):
     source, shown = corner
     (source / "file").write_bytes(OLD)
     acknowledge(shown)
-    mount.source.hold(["complete"])
+    mount.source.hold(["rename"])
     contents = [OLD]
     with Watcher(lambda: content_or_none(source / "file")) as watcher:
         for turn in range(4):
@@ -274,17 +274,18 @@ def test_acknowledgement_is_inherited_and_the_nearest_wins(mount, corner):
     acknowledge(shown / "early")
     acknowledge(shown / "early" / "late", "persisted")
     write_all(shown / "early" / "own", b"before")
+    eventually(lambda: durability(shown / "early" / "own") == "persisted", "nothing waits")
     os.setxattr(shown / "early" / "own", ACK, b"persisted")
     assert outcome(os.setxattr, shown / "early", ACK, b"sometimes") == errno.EINVAL
     assert outcome(os.setxattr, shown / "early", ACK, b"replicated") == errno.ENOTSUP
     assert os.getxattr(shown / "early", ACK) == b"staged"
-    mount.source.hold(["complete"])
-    write_all(shown / "early" / "file", NEW)
+    mount.source.hold(["rename"])
     names = ("early/late/file", "early/own", "other/file")
     writers = [Child(lambda name=name: write_all(shown / name, NEW)) for name in names]
     try:
-        mount.source.wait_held(1 + len(names))
+        mount.source.wait_held(len(names))
         assert not any(writer.gone for writer in writers)
+        write_all(shown / "early" / "file", NEW)
         assert [durability(shown / name) for name in ("early/file", *names)] == ["staged", "open", "open", "open"]
     finally:
         mount.source.release()
@@ -292,6 +293,7 @@ def test_acknowledgement_is_inherited_and_the_nearest_wins(mount, corner):
             with writer:
                 writer.result()
     os.removexattr(shown / "early", ACK)
+    eventually(lambda: durability(shown / "early" / "file") == "persisted", "nothing waits")
     write_all(shown / "early" / "again", NEW)
     assert (source / "early" / "again").read_bytes() == NEW
 
@@ -301,7 +303,7 @@ def test_durability_tells_where_the_bytes_are(mount, corner):
     (source / "theirs").write_bytes(OLD)
     assert durability(shown / "theirs") == "persisted"
     acknowledge(shown)
-    mount.source.hold(["complete"])
+    mount.source.hold(["rename"])
     fd = os.open(shown / "file", os.O_WRONLY | os.O_CREAT, 0o644)
     assert durability(shown / "file") == "open"
     os.write(fd, NEW)
@@ -321,7 +323,7 @@ def test_wait_returns_when_the_files_are_persisted(mount, corner):
     source, shown = corner
     turbofs = mount.place.turbofs
     acknowledge(shown)
-    mount.source.hold(["complete"])
+    mount.source.hold(["rename"])
     for number in range(3):
         write_all(shown / f"{number}", NEW)
     paths = [str(shown / f"{number}") for number in range(3)]
@@ -354,7 +356,7 @@ def test_umount_drains(place):
     (place.source / "step").mkdir()
     with place.direct() as mount:
         acknowledge(mount.path / "step")
-        mount.source.hold(["complete"])
+        mount.source.hold(["rename"])
         for number in range(5):
             write_all(mount.path / "step" / f"{number}", NEW)
         with start(place, "umount", str(mount.path)) as ending:

@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
+
+from turbofs.testing.mounts import Mount
 
 ACK = "user.turbofs.ack"
 DURABILITY = "user.turbofs.durability"
@@ -30,6 +32,13 @@ def durability(path: Path) -> str:
 def last_error(path: Path) -> str:
     """Why a file of a mount is broken, or a hint on it was refused."""
     return os.getxattr(path, LAST_ERROR).decode("utf-8", "surrogateescape")
+
+
+def broken_error(mount: Mount, path: Path) -> str | None:
+    """Why the mount's status says that *path* in it is broken; None where it does not. The name itself may be gone."""
+    writing = cast("dict[str, list[dict[str, str]]]", mount.status()["writing"])
+    shown = f"/{path.relative_to(mount.path)}"
+    return next((each["error"] for each in writing["broken"] if each["path"] == shown), None)
 
 
 def is_temporary(name: str) -> bool:
