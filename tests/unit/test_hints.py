@@ -272,10 +272,12 @@ def test_what_works_now():
         Attribute.BLAKE3,
         Attribute.STATUS,
         Attribute.LAST_ERROR,
+        Attribute.ACK,
+        Attribute.DURABILITY,
     }
 
 
-@pytest.mark.parametrize("name", ["user.turbofs.group", "user.turbofs.durability"])
+@pytest.mark.parametrize("name", ["user.turbofs.group", "user.turbofs.priority"])
 def test_planned_names_are_not_supported_yet(name):
     for ask in (attribute_to_read, attribute_to_set, attribute_to_remove):
         with pytest.raises(NotSupportedError, match="later version"):

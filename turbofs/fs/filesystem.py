@@ -10,42 +10,37 @@ from __future__ import annotations
 
 import json
 import os
-import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import trio
 
 from turbofs.background import Background
 from turbofs.config import Config
 from turbofs.errors import (
-    AlreadyExistsError,
-    BadDescriptorError,
     NotADirectoryTurboError,
     NotPermittedError,
     NotSupportedError,
     ReadOnlyError,
 )
-from turbofs.fs.changes import NameChanges
-from turbofs.fs.conflicts import Conflicts
 from turbofs.fs.events import EventBus
 from turbofs.fs.files import FileOpener
-from turbofs.fs.handles import DirectoryHandle, HandleTable, ReadHandle, StagedHandle, VirtualHandle
+from turbofs.fs.handles import DirectoryHandle, HandleTable
 from turbofs.fs.hidden import hidden_tree
 from turbofs.fs.hint_store import HintStore
 from turbofs.fs.inodes import Inode, InodeTable
 from turbofs.fs.listing import Emit, emit_entries
 from turbofs.fs.local_source import LocalSource
 from turbofs.fs.names import NothingStaged
+from turbofs.fs.open_files import Opened, OpenFiles
 from turbofs.fs.owners import OwnerMap
 from turbofs.fs.permissions import READ
 from turbofs.fs.prefetches import Prefetches
 from turbofs.fs.reports import Reports
 from turbofs.fs.space import SpaceKeeper
 from turbofs.fs.tree import Tree
-from turbofs.fs.virtual import HintMirror, VirtualFile
-from turbofs.fs.writing import Writing
+from turbofs.fs.virtual import HintMirror
+from turbofs.fs.write_room import WriteRoom
 from turbofs.fs.xattrs import ExtendedAttributes
 from turbofs.limits import default_memory_bytes
 from turbofs.metrics import Metrics
@@ -55,20 +50,8 @@ from turbofs.read.fetcher import Fetcher
 from turbofs.read.memory_budget import MemoryBudget
 from turbofs.read.prefetch_job import PrefetchJob
 from turbofs.source.base import Source
-from turbofs.write.opening import close_staging
-from turbofs.write.recovery import delete_leftovers, recover
-from turbofs.write.staged_file import StagedFile
 from turbofs.write.staging import Staging
 from turbofs.write.view import LocalView
-from turbofs.write.writes import Writes
-
-
-class Opened(NamedTuple):
-    """An open file's handle number, and how the kernel may cache it."""
-
-    handle: int
-    keep_cache: bool
-    direct_io: bool
 
 
 class FileSystem:
@@ -107,23 +90,15 @@ class FileSystem:
         )
         owners = OwnerMap(config.fs.owner_timeout_s)
         table = InodeTable(root)
-        writes = None
+        self.room: WriteRoom | None = None
+        local = LocalSource(source, LocalView(), owners)
         if staging is not None:
-            writes = Writes(source, staging.area, staging.journal, config.write, self._background)
-        view: LocalView[StagedFile] = LocalView() if writes is None else writes.view
-        local = LocalSource(source, view, owners)
-        self.writing = None if writes is None else Writing(local, table, owners, hints, writes)
-        self.tree = Tree(local, config.fs, table, owners, self.writing or NothingStaged(), hidden, self._background)
-        self.changes = None
-        self._conflicts = None
-        self._source = source
-        self._staging = staging
-        if self.writing is not None and staging is not None:
-            self._conflicts = Conflicts(self.tree, self.writing)
-            self.changes = NameChanges(self.tree, local, self.writing, hints)
-            self.writing.writes.on_reverted = self._reverted
-            self.writing.writes.on_durability = self._durability_moved
-        self._durability_event = trio.Event()
+            self.room = WriteRoom(source, staging, config.write, table, owners, hints, self._background)
+            local = self.room.local
+        staged = self.room.writing if self.room is not None else NothingStaged()
+        self.tree = Tree(local, config.fs, table, owners, staged, hidden, self._background)
+        if self.room is not None:
+            self.room.join(self.tree)
         memory_bytes = config.read.memory_bytes or default_memory_bytes()
         cache = ExtentCache(MemoryBudget(memory_bytes, config.read.extent_bytes))
         fetcher = Fetcher(cache, config.read, self._background, metrics)
@@ -134,17 +109,19 @@ class FileSystem:
         self.reports = Reports(
             source, config, self.tree, self._files, self._handles, cache, hints, self._prefetches, self._space, metrics
         )
-        if self.writing is not None:
-            self.reports.writing = self.writing.writes.report
-        self._xattrs = ExtendedAttributes(
-            self.tree, hints, self._prefetches, self.reports, metrics, self.writing.writes if self.writing else None
+        writes = self.room.writes if self.room is not None else None
+        if writes is not None:
+            self.reports.writing = writes.report
+        self._xattrs = ExtendedAttributes(self.tree, hints, self._prefetches, self.reports, metrics, writes)
+
+        self._open_files = OpenFiles(
+            self.tree, self._files, self._handles, self._xattrs, self.room, metrics, self._drop_pages
         )
 
     def start(self) -> None:
         """Begin the background work: first of all that which an earlier mount left undone."""
-        if self.writing is not None and self._staging is not None:
-            recovered = recover(self.writing.writes, self._staging.area, self._staging.journal)
-            self._background.start_soon(delete_leftovers, self._source, recovered)
+        if self.room is not None:
+            self.room.start()
         self._background.start_soon(self._space.keep_fresh)
 
     # --- names
@@ -165,100 +142,38 @@ class FileSystem:
     # --- files
 
     async def open(self, number: int, flags: int, caller: Caller) -> Opened:
-        inode = self.tree.table.get(number)
-        writes = flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC
-        if inode.virtual is not None:
-            if writes:
-                raise NotPermittedError("hidden files cannot be written", advice="see .turbofs/README")
-            content = inode.virtual.render() if isinstance(inode.virtual, VirtualFile) else b""
-            inode.open_handles += 1
-            return Opened(self._handles.add(VirtualHandle(inode, content)), keep_cache=False, direct_io=True)
-        if writes or (self.writing is not None and (inode.staged is not None or self.writing.file_at(inode.path))):
-            handle = await self._writable().open(inode, flags, caller)
-            return Opened(self._handles.add(handle), keep_cache=False, direct_io=not handle.caches)
-        return await self._open_for_reading(inode, flags, caller)
+        return await self._open_files.open(number, flags, caller)
 
     async def create(
         self, parent_number: int, name: bytes, mode: int, flags: int, caller: Caller
     ) -> tuple[Inode, Opened]:
         """Make a file and open it, or open what has the name (unless *flags* have O_EXCL); one lookup more of it."""
-        writing = self._writable()
-        parent, text = self.tree.table.get(parent_number), os.fsdecode(name)
-        self._names().require_new(parent, text)
-        try:
-            handle = await writing.create(parent, text, mode, flags, caller)
-        except AlreadyExistsError:
-            if flags & os.O_EXCL:
-                raise
-            inode = await self.tree.lookup(parent_number, text, caller)
-            return inode, await self.open(inode.number, flags, caller)
-        handle.inode.lookups += 1
-        opened = Opened(self._handles.add(handle), keep_cache=False, direct_io=not handle.caches)
-        return handle.inode, opened
+        return await self._open_files.create(parent_number, os.fsdecode(name), mode, flags, caller)
 
     async def mknod(self, parent_number: int, name: bytes, mode: int, caller: Caller) -> Inode:
-        """mknod(2) of a regular file; the other kinds are not for a shared tree."""
-        if not stat.S_ISREG(mode):
-            raise NotSupportedError(
-                "pipes, sockets and devices cannot be made here", advice="make them on a local disk"
-            )
-        inode, opened = await self.create(parent_number, name, mode, os.O_WRONLY | os.O_EXCL, caller)
-        try:
-            await self.flush(opened.handle)
-        finally:
-            await self.release(opened.handle)
-        return inode
+        return await self._open_files.mknod(parent_number, os.fsdecode(name), mode, caller)
 
     async def read(self, handle_number: int, offset: int, length: int) -> memoryview | bytes:
         """Bytes of an open file; valid until the caller's next await."""
-        handle = self._handles.file(handle_number)
-        if isinstance(handle, VirtualHandle):
-            return handle.content[offset : offset + length]
-        if isinstance(handle, StagedHandle):
-            return await handle.staged.read(offset, length)
-        if handle.inode.staged is not None:
-            return await handle.inode.staged.read(offset, length)
-        before = handle.reader.version
-        found = await handle.reader.read(handle.tracker, offset, length, kernel_caches=handle.kernel_caches)
-        if handle.reader.version is not before and not before.keeps_bytes(handle.reader.version):
-            self.pages_are_stale(handle.inode.number)
-        return found
+        return await self._open_files.read(handle_number, offset, length)
 
     async def write(self, handle_number: int, offset: int, data: bytes) -> int:
         """Write all of *data* to staging; returns how many bytes that are. Raises OutOfSpaceError."""
-        await self._writable().write(self._staged_handle(handle_number), offset, data)
-        self.metrics.bytes_written(len(data))
-        return len(data)
+        return await self._open_files.write(handle_number, offset, data)
 
     async def flush(self, handle_number: int) -> None:
         """A descriptor of the handle was closed."""
-        handle = self._handles.file(handle_number)
-        if isinstance(handle, StagedHandle):
-            await self._writable().flush(handle)
+        await self._open_files.flush(handle_number)
 
     async def fsync(self, handle_number: int) -> None:
-        handle = self._handles.file(handle_number)
-        if isinstance(handle, StagedHandle):
-            await self._writable().fsync(handle)
+        await self._open_files.fsync(handle_number)
 
     async def release(self, handle_number: int) -> None:
-        handle = self._handles.file(handle_number)
-        self._handles.remove(handle_number)
-        if isinstance(handle, StagedHandle):
-            await self._writable().release(handle)
-        elif isinstance(handle, ReadHandle):
-            if handle.kernel_caches:
-                handle.inode.caching_handles -= 1
-            await self._files.close(handle)
-            if self.writing is not None:
-                await self.writing.settle(handle.inode)
-        else:
-            self.tree.give_back(handle.inode)
+        await self._open_files.release(handle_number)
 
     def outstanding_bytes(self, handle_number: int) -> int:
         """What a close of this handle may have to carry to the source: it gets time for that."""
-        handle = self._handles.file(handle_number)
-        return handle.staged.size if isinstance(handle, StagedHandle) else 0
+        return self._open_files.outstanding_bytes(handle_number)
 
     # --- changes
 
@@ -267,57 +182,55 @@ class FileSystem:
     ) -> Inode:
         """Cut or extend to *size* bytes, then change attributes."""
         inode = self.tree.table.get(number)
-        names = self._names()
+        names = self._writable().changes
         if inode.virtual is not None:
             raise NotPermittedError("hidden files keep their attributes", advice="see .turbofs/README")
         if size is not None:
-            handle = self._handles.file(handle_number) if handle_number is not None else None
-            if isinstance(handle, StagedHandle) and handle.writable:
-                await self._writable().truncate(inode, handle.staged, size)
-            else:
-                await self._writable().truncate_by_name(inode, size, caller)
+            await self._open_files.truncate(inode, size, handle_number, caller)
         if change != AttributeChange():
             await names.set_attributes(inode, change, caller)
         await self.tree.owners.resolve(inode.attributes.owner, inode.attributes.group)
         return inode
 
     async def mkdir(self, parent_number: int, name: bytes, mode: int, caller: Caller) -> Inode:
-        inode = await self._names().mkdir(self.tree.table.get(parent_number), os.fsdecode(name), mode, caller)
+        inode = await self._writable().changes.mkdir(
+            self.tree.table.get(parent_number), os.fsdecode(name), mode, caller
+        )
         inode.lookups += 1
         return inode
 
     async def symlink(self, parent_number: int, name: bytes, target: bytes, caller: Caller) -> Inode:
         parent = self.tree.table.get(parent_number)
-        inode = await self._names().symlink(parent, os.fsdecode(name), os.fsdecode(target), caller)
+        inode = await self._writable().changes.symlink(parent, os.fsdecode(name), os.fsdecode(target), caller)
         inode.lookups += 1
         return inode
 
     async def unlink(self, parent_number: int, name: bytes) -> None:
-        await self._names().unlink(self.tree.table.get(parent_number), os.fsdecode(name))
+        await self._writable().changes.unlink(self.tree.table.get(parent_number), os.fsdecode(name))
         self._background.start_soon(self._hints.flush)
 
     async def rmdir(self, parent_number: int, name: bytes) -> None:
-        await self._names().rmdir(self.tree.table.get(parent_number), os.fsdecode(name))
+        await self._writable().changes.rmdir(self.tree.table.get(parent_number), os.fsdecode(name))
         self._background.start_soon(self._hints.flush)
 
     async def rename(self, old_parent: int, old_name: bytes, new_parent: int, new_name: bytes, flags: int) -> None:
         table = self.tree.table
-        await self._names().rename(
+        await self._writable().changes.rename(
             table.get(old_parent), os.fsdecode(old_name), table.get(new_parent), os.fsdecode(new_name), flags
         )
         self._background.start_soon(self._hints.flush)
 
     async def link(self) -> None:
-        self._names()
+        self._writable()
         raise NotSupportedError("no source of TurboFS shares a file between names", advice="copy it, or use a symlink")
 
     async def fsyncdir(self, handle_number: int, caller: Caller | None = None) -> None:
         """Return when what was done to names in the directory is on the source, unless that was acknowledged early."""
         handle = self._handles.directory(handle_number)
-        if self.writing is not None and not handle.inode.detached and handle.inode.virtual is None:
+        if self.room is not None and not handle.inode.detached and handle.inode.virtual is None:
             uid = caller.uid if caller is not None else 0
-            if self.writing.early_for(handle.inode.path, uid) is None:
-                await self.writing.writes.names_done(handle.inode.path)
+            if self.room.writing.early_for(handle.inode.path, uid) is None:
+                await self.room.writes.names_done(handle.inode.path)
 
     # --- directories
 
@@ -386,8 +299,8 @@ class FileSystem:
 
     async def durability(self, path: str, caller: Caller) -> str:
         """How safe what was written at or below *path* is. Raises NotFoundError for what is neither there nor broken."""
-        if self.writing is not None:
-            level = self.writing.writes.durability(path)
+        if self.room is not None:
+            level = self.room.writes.durability(path)
             if level is not None:
                 return level
         self.tree.give_back(await self.tree.resolve(path, caller))
@@ -395,85 +308,40 @@ class FileSystem:
 
     def durability_changed(self) -> trio.Event:
         """Set when the durability of something changes next."""
-        return self._durability_event
+        return trio.Event() if self.room is None else self.room.durability_changed()
 
     def broken_reason(self, path: str) -> str | None:
-        return None if self.writing is None else self.writing.writes.broken_reason(path)
+        return None if self.room is None else self.room.writes.broken.reason(path)
 
     async def conflicts(self, caller: Caller) -> list[dict[str, object]]:
-        return [] if self._conflicts is None else await self._conflicts.list(caller)
+        return [] if self.room is None else await self.room.conflicts.list(caller)
 
     async def publish_conflict(self, conflict_id: int, to: str | None, caller: Caller) -> dict[str, object]:
-        return await self._conflict_list().publish(conflict_id, to, caller)
+        return await self._writable().conflicts.publish(conflict_id, to, caller)
 
     async def drop_conflict(self, conflict_id: int, caller: Caller) -> None:
-        await self._conflict_list().drop(conflict_id, caller)
+        await self._writable().conflicts.drop(conflict_id, caller)
 
     async def local_descriptor(self, path: str, caller: Caller) -> int:
         return await self.reports.local_descriptor(path, caller)
 
     async def drain(self) -> int:
         """Bring what was acknowledged to the source, within `write.drain`; returns how many files are left."""
-        if self.writing is None:
-            return 0
-        with trio.move_on_after(self.config.write.drain_s):
-            await self.writing.writes.drain()
-        return len(self.writing.writes.left())
+        return 0 if self.room is None else await self.room.drain()
 
     async def aclose(self) -> None:
         """After the kernel has let go: end prefetches and keep the hints."""
         self._prefetches.cancel_all()
         await self._hints.aclose()
-        if self._staging is not None and self.writing is not None:
-            close_staging(
-                self._staging, empty=not self.writing.writes.left() and not self.writing.writes.parking.records()
-            )
+        if self.room is not None:
+            self.room.close()
 
     # --- steps
 
-    async def _open_for_reading(self, inode: Inode, flags: int, caller: Caller) -> Opened:
-        handle, keep_pages = await self._files.open(inode)
-        direct = bool(inode.direct_writers)
-        handle.kernel_caches = not flags & os.O_DIRECT and not direct
-        try:
-            await self._xattrs.opened(handle, caller)
-        except BaseException:
-            await self._files.close(handle)
-            raise
-        if handle.kernel_caches:
-            inode.caching_handles += 1
-        return Opened(self._handles.add(handle), keep_cache=keep_pages and not direct, direct_io=direct)
-
-    def _writable(self) -> Writing:
-        if self.writing is None:
+    def _writable(self) -> WriteRoom:
+        if self.room is None:
             raise ReadOnlyError("this mount only reads")
-        return self.writing
+        return self.room
 
-    def _conflict_list(self) -> Conflicts:
-        if self._conflicts is None:
-            raise ReadOnlyError("this mount only reads: nothing is parked here")
-        return self._conflicts
-
-    def _names(self) -> NameChanges:
-        if self.changes is None:
-            raise ReadOnlyError("this mount only reads")
-        return self.changes
-
-    def _staged_handle(self, number: int) -> StagedHandle:
-        handle = self._handles.file(number)
-        if not isinstance(handle, StagedHandle):
-            raise BadDescriptorError("the file is not open for writing")
-        return handle
-
-    def _reverted(self, paths: Iterable[str]) -> None:
-        """Local names mean what the source says again: whoever has one looks it up anew."""
-        for path in paths:
-            inode: Inode | None = self.tree.table.root
-            for name in filter(None, path.split("/")):
-                inode = None if inode is None else self.tree.table.child(inode, name)
-            if inode is not None and inode is not self.tree.table.root:
-                self.tree.table.detach(inode)
-
-    def _durability_moved(self) -> None:
-        event, self._durability_event = self._durability_event, trio.Event()
-        event.set()
+    def _drop_pages(self, number: int) -> None:
+        self.pages_are_stale(number)

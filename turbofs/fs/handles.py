@@ -39,7 +39,11 @@ class StagedHandle:
     opened it, where that is known; *uid* its user, whose hints hold. *early*: it was acknowledged early when it was opened.
     """
 
-    __slots__ = ("append", "caches", "direct", "early", "inode", "opener", "sequential", "staged", "uid", "writable")
+    # fmt: off
+    __slots__ = (
+        "append", "caches", "direct", "early", "inode", "may_publish", "opener", "sequential", "staged", "uid", "writable"
+    )
+    # fmt: on
 
     def __init__(
         self,
@@ -63,6 +67,8 @@ class StagedHandle:
         self.uid = uid
         self.opener = opener
         self.early = early
+        self.may_publish = writable
+        """Whether its close may have something to publish: a file that was made by it, too."""
         self.sequential = True
         """Everything was written where the file ended."""
 

@@ -138,7 +138,9 @@ class Writing:
         self.bind(inode, staged)
         staged.users -= 1  # the binding's is the one that holds it from here on
         inode.open_handles += 1
-        return await self._handle(inode, staged, flags, caller)
+        handle = await self._handle(inode, staged, flags, caller)
+        handle.may_publish = True  # it has to be there after the close, whatever the descriptor may do
+        return handle
 
     async def owner_for(self, caller: Caller, parent: Inode) -> tuple[str | int | None, str | int | None]:
         """Whom the source is to give what *caller* makes in *parent*; None: whoever the source says."""
@@ -201,7 +203,7 @@ class Writing:
     async def flush(self, handle: StagedHandle) -> None:
         """A descriptor was closed: see the module."""
         staged = handle.staged
-        if not handle.writable or staged.unlinked:
+        if not handle.may_publish or staged.unlinked:
             return
         if staged.error is None and not self.writes.outstanding(staged):
             return
@@ -223,8 +225,8 @@ class Writing:
             inode.caching_handles -= 1
         if handle.writable:
             staged.writers -= 1
-            if not staged.writers and not staged.unlinked and staged.error is None and self.writes.unpromised(staged):
-                self.writes.publish_soon(staged, self._early(inode, handle.uid))
+        if handle.may_publish and not staged.writers and staged.error is None and self.writes.unpromised(staged):
+            self.writes.publish_soon(staged, self._early(inode, handle.uid))
         await self.writes.release(staged)
         await self.settle(inode)
         self._table.drop_unused(inode)
@@ -269,6 +271,9 @@ class Writing:
             return inode.staged  # somebody else opened it while this waited
         self._agree(inode, seen)
         if bound is not None:
+            if bound.size != seen.size:  # it grew elsewhere since it was published
+                self._table.detach(inode)
+                raise StaleFileError(f"{inode.name!r} grew elsewhere")
             return bound
 
         async def open_source() -> SourceFile:

@@ -118,7 +118,7 @@ class ExtendedAttributes:
         await self._hints.flush()
 
     def _writes_error(self, inode: Inode) -> str | None:
-        return None if self._writes is None or inode.detached else self._writes.broken_reason(inode.path)
+        return None if self._writes is None or inode.detached else self._writes.broken.reason(inode.path)
 
     async def _set(self, inode: Inode, name: str, value: bytes, caller: Caller, *, own: bool) -> None:
         path = inode.path

@@ -47,9 +47,9 @@ async def serve(filesystem: FileSystem, config: Config, ready: Callable[[], None
         notifier = Notifier()
         filesystem.pages_are_stale = notifier.drop_pages_soon
         filesystem.tree.names.drop_pages = notifier.drop_pages
-        if filesystem.writing is not None:
-            filesystem.writing.pages_are_stale = notifier.drop_pages_soon
-            filesystem.writing.device = _device(mount.mountpoint)
+        if filesystem.room is not None:
+            filesystem.room.writing.pages_are_stale = notifier.drop_pages_soon
+            filesystem.room.writing.device = _device(mount.mountpoint)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Watchdog().run)
             nursery.start_soon(notifier.run)

@@ -14,17 +14,13 @@ import trio
 
 from turbofs.background import Background
 from turbofs.errors import (
-    AccessDeniedError,
     BusyError,
     DeadlineExceededError,
     NotFoundError,
-    NotPermittedError,
-    NotSupportedError,
     StaleFileError,
     TurboError,
 )
-from turbofs.model import AttributeChange
-from turbofs.source.base import Capability, Source
+from turbofs.source.base import Source
 from turbofs.write.acts import (
     Act,
     Delete,
@@ -96,7 +92,6 @@ class Changes:
         self._journal = journal
         self._flusher = flusher
         self._background = background
-        self._may_chown = True
         self.failed: Callable[[PendingAct, TurboError], None] = lambda _pending, _error: None
         """Told of each deferred act that failed, once it has ended."""
 
@@ -173,10 +168,10 @@ class Changes:
                 await source.delete_directory(path)
             case MakeDirectory(path=path, mode=mode):
                 await source.make_directory(path, mode=mode)
-                await self._give_owner(path, act.owner, act.group)
+                await self._flusher.naming.give_owner(path, act.owner, act.group)
             case MakeLink(path=path, target=target):
                 await source.make_symlink(path, target)
-                await self._give_owner(path, act.owner, act.group)
+                await self._flusher.naming.give_owner(path, act.owner, act.group)
             case SetAttributes(path=path, change=change):
                 await source.set_attributes(path, change)
             case Publish():
@@ -208,14 +203,3 @@ class Changes:
         if identity and found.version.file_id and found.version.file_id != identity:
             raise StaleFileError(f"{type(act).__name__} of {path}: it is another file now, which somebody else made")
         return True
-
-    async def _give_owner(self, path: str, owner: str | int | None, group: str | int | None) -> None:
-        if not self._may_chown or (owner is None and group is None):
-            return
-        if Capability.OWNERS not in self._source.capabilities:
-            return
-        try:
-            await self._source.set_attributes(path, AttributeChange(owner=owner, group=group))
-        except (AccessDeniedError, NotPermittedError, NotSupportedError):
-            self._may_chown = False
-            self._flusher.denied_owner()

@@ -10,26 +10,22 @@ place. A source without renames (an object store) shows an object when it is com
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import structlog
 import trio
 
 from turbofs.config import WriteConfig
 from turbofs.errors import (
-    AccessDeniedError,
-    AlreadyExistsError,
-    BusyError,
     NotFoundError,
-    NotPermittedError,
-    NotSupportedError,
     StaleFileError,
     TurboError,
 )
-from turbofs.model import AttributeChange, Attributes, Change, FileVersion, split
+from turbofs.model import Attributes, Change, split
 from turbofs.source.base import Capability, Source
 from turbofs.write.acts import Publish
+from turbofs.write.naming import Naming
 from turbofs.write.pending import PendingAct, PendingActs
+from turbofs.write.source_side import SourceSide
 from turbofs.write.staged_file import StagedFile
 from turbofs.write.upload import Buffers, Upload, temporary_beside
 from turbofs.write.view import LocalView, OnSource
@@ -46,37 +42,6 @@ class _UnlinkedError(TurboError):
     """The file lost its name while it was uploaded: nothing is to be published."""
 
 
-class ConflictError(TurboError):
-    """The target is not what it was when the writing began."""
-
-    advice = "compare with `turbofs conflicts show`, then publish or drop what was parked"
-
-
-@dataclass(slots=True)
-class SourceSide:
-    """What the source has of one staged file."""
-
-    named: bool
-    """Whether the source has something of this file under its name."""
-    version: FileVersion | None
-    generation: int = 0
-    """The content of this file that the source has under its name."""
-    attributes_generation: int = 0
-    upload: Upload | None = None
-    lowest_change: int = 1 << 63
-    """The lowest offset that changed since the last publication."""
-    streaming: bool = False
-    streams: bool = True
-    """Whether to upload while the file is written; not again after that failed."""
-    digest: str | None = None
-    retired: list[str] = field(default_factory=list)
-    """Temporary files whose bytes are still needed, because they were let go here."""
-    recovered: bool = False
-    """From an earlier mount: publish only where the target is what it was."""
-    resume: tuple[str, FileVersion] | None = None
-    """The temporary file that an earlier mount had completed, and its version then."""
-
-
 class Flusher:
     """See the module. *acts* says what has to happen before a file may take its name."""
 
@@ -87,16 +52,12 @@ class Flusher:
         self._config = config
         self._buffers = Buffers(config.uploads, config.piece_bytes)
         self._sides: dict[StagedFile, SourceSide] = {}
-        self._may_chown = True
+        self.naming = Naming(source)
         self.uploaded_bytes = 0
         self.noted: Callable[[StagedFile, SourceSide], None] = lambda _file, _side: None
-        """Told before a temporary file is made, and before one takes its name: what recovery needs to know."""
+        """Told before a temporary file is made: whoever finds the journal has to know of it."""
         self.published: Callable[[StagedFile, Attributes], None] = lambda _file, _attributes: None
         """Told of each publication, with what the source says of the file then."""
-        self.traced: Callable[[StagedFile], bool] = lambda _file: False
-        """Whether recovery has to know an upload of this file again: what nobody was promised is simply dropped."""
-        self.denied_owner: Callable[[], None] = lambda: None
-        """Told once that the source does not let this identity give files to others."""
 
     # --- what is known
 
@@ -215,14 +176,12 @@ class Flusher:
             upload = await self._complete_or_sync(file, side, pending, final=final)
             await self._acts.ready(pending)
             if not upload.named:
-                await self._take_name(file, side, upload, path)
+                await self.naming.take_name(file, side, upload, path)
         else:
             await self._acts.ready(pending)
             if final and upload is not None:
                 await upload.finish()
-        change = self._change(file, side)
-        if change is not None:
-            await self._set_attributes(path, change)
+        await self.naming.set_attributes(file, side, path)
         side.named = True
         side.generation, side.attributes_generation = generation, attributes_generation
         side.lowest_change = 1 << 63
@@ -334,7 +293,7 @@ class Flusher:
             assert isinstance(pending.act, Publish)
             await self._acts.ready(pending)
             if file.exclusive and not side.named:
-                await self._require_absent(pending.act.path)
+                await self.naming.require_absent(pending.act.path)
             writer = await self._source.create(pending.act.path, mode=file.mode, replace=True)
             return Upload(file, writer, pending.act.path, named=True)
         directory = self._view.locate(split(file.path)[0])
@@ -352,28 +311,6 @@ class Flusher:
         finally:
             side.retired.remove(temporary)
         return Upload(file, writer, temporary, named=False)
-
-    async def _take_name(self, file: StagedFile, side: SourceSide, upload: Upload, path: str) -> None:
-        await self._give_owner(file, upload)
-        if side.recovered:
-            await self._require_unchanged(file, side, path)
-        if upload.complete and upload.version is None and self.traced(file):
-            upload.version = (await self._source.stat_exact(upload.path)).version
-            self.noted(file, side)
-        if not side.named:
-            try:
-                await self._source.rename(upload.path, path, replace=False)
-                upload.path, upload.named = path, True
-                return
-            except AlreadyExistsError:
-                if file.exclusive:
-                    raise
-        own = side.recovered and side.version is not None and side.version != file.base
-        # A writer that died with the mount may still be said to have our own file open.
-        if not own and await self._is_being_written(path):
-            raise BusyError(f"{path} is being written by another client", advice="wait until it is closed")
-        await self._source.rename(upload.path, path, replace=True)
-        upload.path, upload.named = path, True
 
     async def _tell(self, file: StagedFile, side: SourceSide, path: str, *, synced: bool) -> None:
         version = side.version
@@ -417,69 +354,6 @@ class Flusher:
         except TurboError as error:
             if not isinstance(error, NotFoundError):
                 _log.info("a temporary file stays until it is swept", path=path, error=str(error))
-
-    async def _require_absent(self, path: str) -> None:
-        try:
-            await self._source.stat(path)
-        except NotFoundError:
-            return
-        raise AlreadyExistsError(f"{path} was made elsewhere meanwhile")
-
-    async def _require_unchanged(self, file: StagedFile, side: SourceSide, path: str) -> None:
-        """Raises ConflictError where the target is neither what it was nor something of ours."""
-        try:
-            now = (await self._source.stat_exact(path)).version
-        except NotFoundError:
-            if side.version is None:
-                return
-            raise ConflictError(f"{path} was deleted elsewhere") from None
-        known = side.version
-        side.named = True
-        if known is None:
-            raise ConflictError(f"{path} was made elsewhere meanwhile")
-        change = known.compare(now)
-        # What this mount had under that name already may have grown by its own appends since it was noted.
-        own = file.base is None or known.file_id != file.base.file_id
-        grown = change is Change.GREW and (now.size == known.size or (own and now.size <= file.size))
-        if change is not Change.SAME and not grown:
-            raise ConflictError(f"{path} was changed elsewhere meanwhile")
-
-    async def _is_being_written(self, path: str) -> bool:
-        try:
-            return await self._source.being_written(path)
-        except NotFoundError:
-            return False
-
-    async def _give_owner(self, file: StagedFile, upload: Upload) -> None:
-        if not self._may_chown or (file.owner is None and file.group is None):
-            return
-        if Capability.OWNERS not in self._source.capabilities:
-            return
-        try:
-            await self._source.set_attributes(upload.path, AttributeChange(owner=file.owner, group=file.group))
-        except (AccessDeniedError, NotPermittedError, NotSupportedError):
-            self._may_chown = False
-            self.denied_owner()
-
-    def _change(self, file: StagedFile, side: SourceSide) -> AttributeChange | None:
-        """What the source has to be told of attributes; a new temporary file has its mode and owner from the start."""
-        asked = side.attributes_generation < file.attributes_generation
-        if not asked and not (file.times_set and side.generation < file.generation):
-            return None
-        owners = asked and side.named and self._may_chown and Capability.OWNERS in self._source.capabilities
-        return AttributeChange(
-            mode=file.mode if asked else None,
-            owner=file.owner if owners else None,
-            group=file.group if owners else None,
-            atime_ns=file.atime_ns if file.times_set else None,
-            mtime_ns=file.mtime_ns if file.times_set else None,
-        )
-
-    async def _set_attributes(self, path: str, change: AttributeChange) -> None:
-        try:
-            await self._source.set_attributes(path, change)
-        except NotSupportedError as error:
-            _log.info("attributes are not kept", path=path, error=str(error))
 
     def _count(self, count_bytes: int) -> None:
         self.uploaded_bytes += count_bytes

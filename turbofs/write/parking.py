@@ -6,10 +6,14 @@ import os
 import time
 
 from turbofs.errors import NotFoundError
-from turbofs.write.flusher import SourceSide
+from turbofs.model import FileVersion
+from turbofs.write.acts import Publish
+from turbofs.write.flusher import Flusher
 from turbofs.write.journal import Journal, ParkedRecord
+from turbofs.write.pending import PendingActs
+from turbofs.write.source_side import SourceSide
 from turbofs.write.staged_file import StagedFile
-from turbofs.write.staging import StagingArea
+from turbofs.write.staging import PAGE_BYTES, StagingArea
 
 
 class Parking:
@@ -52,13 +56,31 @@ class Parking:
         self.record(number)
         return os.open(self._area.data_file(number), os.O_RDONLY | os.O_CLOEXEC)
 
-    def forget(self, number: int) -> None:
-        """The bytes are somebody else's to keep now."""
-        self._journal.remove_parked(number)
+    async def publish(
+        self, record: ParkedRecord, path: str, replaced: FileVersion | None, acts: PendingActs, flusher: Flusher
+    ) -> None:
+        """Publish parked bytes as *path*, where the source has *replaced* now. They stay parked whatever happens."""
+        file = StagedFile.adopt(
+            self._area, record.id, path, record.size, mode=record.mode, owner=record.owner, group=record.group
+        )
+        try:
+            side = flusher.begin(file)
+            if replaced is not None:
+                side.named, side.version, file.base = True, replaced, replaced
+                side.lowest_change = 0  # nothing of what is there stays, however long it is
+            pending = acts.issue(Publish(path, file.number))
+            try:
+                await flusher.publish(file, pending, final=True)
+            finally:
+                acts.finish(pending)
+        finally:
+            flusher.end(file)
+            file.close()
+            self._area.release(file.staged_bytes)  # they counted as parked all the while
 
     def drop(self, number: int) -> None:
         """Delete parked bytes. Raises NotFoundError."""
         record = self.record(number)
         self._journal.remove_parked(number)
         self._area.data_file(number).unlink(missing_ok=True)
-        self._area.release(-(-record.size // 4096) * 4096)
+        self._area.release(-(-record.size // PAGE_BYTES) * PAGE_BYTES)

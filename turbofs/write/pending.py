@@ -14,7 +14,7 @@ import trio
 
 from turbofs.errors import TurboError
 from turbofs.model import ROOT, split
-from turbofs.write.acts import HELD_BY_EARLIER, Act, Publish, paths_of, touch
+from turbofs.write.acts import HELD_BY_EARLIER, Act, Publish, Rename, paths_of, touch
 
 _Index = defaultdict[str, dict[int, "PendingAct"]]
 _NOTHING: dict[int, PendingAct] = {}
@@ -137,6 +137,17 @@ class PendingActs:
             for index in (self._at, self._below, self._early):
                 index.clear()
         pending.ended.set()
+
+
+def document_of(pending: PendingAct) -> dict[str, object]:
+    """One act in the status: what it does, where, and how many others it still waits for."""
+    act = pending.act
+    return {
+        "act": type(act).__name__,
+        "path": paths_of(act)[0],
+        "to": act.new if isinstance(act, Rename) else None,
+        "waits_for": sum(not earlier.ended.is_set() for earlier in pending.waits),
+    }
 
 
 def _upwards(path: str) -> Iterator[str]:

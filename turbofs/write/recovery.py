@@ -7,6 +7,7 @@ source under a temporary name is deleted when the source answers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +16,17 @@ import structlog
 from turbofs.errors import TurboError
 from turbofs.source.base import Source
 from turbofs.write.acts import Publish, Rename, is_below
-from turbofs.write.journal import FileRecord, Journal
+from turbofs.write.journal import ActRecord, FileRecord, Journal
 from turbofs.write.staged_file import StagedFile
 from turbofs.write.staging import PAGE_BYTES, StagingArea
 from turbofs.write.writes import Writes
 
 _log = structlog.get_logger(__name__)
+
+_GONE = TurboError(
+    "the staged bytes are gone: the staging area was cleared before they were published",
+    advice="nothing may clear the staging directory while it holds acknowledged files; save again",
+)
 
 
 @dataclass(frozen=True)
@@ -42,29 +48,15 @@ def recover(writes: Writes, area: StagingArea, journal: Journal) -> Recovered:
     leftovers = [record.temporary for record in records.values() if record.temporary and not record.uploaded]
     acts = sorted(journal.acts(), key=lambda record: record.seq)
     for record in acts:
-        act = record.act
-        pending = None
-        if isinstance(act, Publish):
-            file = files.get(act.file) or _file(writes, area, records.get(act.file), present)
-            if file is None:
-                _log.error("acknowledged bytes are gone", path=act.path, number=act.file)
-                writes.report_lost(act.path)
+        if isinstance(record.act, Publish):
+            if not _promised(writes, area, record, records.get(record.act.file), present, files):
+                writes.broken.mark(record.act.path, _GONE)
                 journal.remove_act(record.seq)
-                continue
-            if act.file not in files:
-                files[act.file] = file
-                file.path = act.path
-                writes.view.put(act.path, file)
-            pending = writes.acts.issue(act, sequence=record.seq, deferred=True)
-            writes.view.apply(act)
-            writes.start_waiting(file, pending)
         else:
-            pending = writes.acts.issue(act, sequence=record.seq, deferred=True)
-            writes.view.apply(act)
-            if isinstance(act, Rename):
-                for file in files.values():
-                    if is_below(file.path, act.old):
-                        file.path = act.new + file.path[len(act.old) :]
+            pending = writes.acts.issue(record.act, sequence=record.seq, deferred=True)
+            writes.view.apply(record.act)
+            if isinstance(record.act, Rename):
+                _follow(files.values(), record.act)
             writes.changes.carry_out_later(pending, recovered=True)
     for number, path in present.items():
         if number in parked:
@@ -80,6 +72,37 @@ def recover(writes: Writes, area: StagingArea, journal: Journal) -> Recovered:
     return Recovered(len(files), size, len(acts), tuple(leftovers))
 
 
+def _promised(
+    writes: Writes,
+    area: StagingArea,
+    record: ActRecord,
+    described: FileRecord | None,
+    present: Mapping[int, Path],
+    files: dict[int, StagedFile],
+) -> bool:
+    """Take up one promised publication; False where its bytes are not there."""
+    act = record.act
+    assert isinstance(act, Publish)
+    file = files.get(act.file)
+    if file is None:
+        file = _file(writes, area, described, present)
+        if file is None:
+            return False
+        files[act.file] = file
+        file.path = act.path
+        writes.view.put(act.path, file)
+    pending = writes.acts.issue(act, sequence=record.seq, deferred=True)
+    writes.view.apply(act)
+    writes.recovered(file, pending)
+    return True
+
+
+def _follow(files: Iterable[StagedFile], act: Rename) -> None:
+    for file in files:
+        if is_below(file.path, act.old):
+            file.path = act.new + file.path[len(act.old) :]
+
+
 async def delete_leftovers(source: Source, recovered: Recovered) -> None:
     """Delete what uploads that nobody was promised left on the source. Never raises TurboError."""
     for path in recovered.leftovers:
@@ -89,7 +112,9 @@ async def delete_leftovers(source: Source, recovered: Recovered) -> None:
             _log.info("a temporary file of an earlier mount stays until it is swept", path=path, error=str(error))
 
 
-def _file(writes: Writes, area: StagingArea, record: FileRecord | None, present: dict[int, Path]) -> StagedFile | None:
+def _file(
+    writes: Writes, area: StagingArea, record: FileRecord | None, present: Mapping[int, Path]
+) -> StagedFile | None:
     if record is None or record.id not in present or area.data_file(record.id).stat().st_size < record.size:
         return None
     file = StagedFile.adopt(

@@ -1,0 +1,93 @@
+"""What a mount that writes has more than one that reads, put together; and the end of it: draining and closing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import trio
+
+from turbofs.background import Background
+from turbofs.config import WriteConfig
+from turbofs.fs.changes import NameChanges
+from turbofs.fs.conflicts import Conflicts
+from turbofs.fs.hint_store import HintStore
+from turbofs.fs.inodes import Inode, InodeTable
+from turbofs.fs.local_source import LocalSource
+from turbofs.fs.owners import OwnerMap
+from turbofs.fs.tree import Tree
+from turbofs.fs.writing import Writing
+from turbofs.source.base import Source
+from turbofs.write.opening import close_staging
+from turbofs.write.recovery import delete_leftovers, recover
+from turbofs.write.staging import Staging
+from turbofs.write.writes import Writes
+
+
+class WriteRoom:
+    """Writing of one mount over *origin*, staged in *staging*. `local` is the source as this mount shows it.
+
+    The tree is made from `local` and `writing`, and given back by `join`, which completes the room.
+    """
+
+    changes: NameChanges
+    conflicts: Conflicts
+
+    def __init__(
+        self,
+        origin: Source,
+        staging: Staging,
+        config: WriteConfig,
+        table: InodeTable,
+        owners: OwnerMap,
+        hints: HintStore,
+        background: Background,
+    ) -> None:
+        self._origin = origin
+        self._staging = staging
+        self._config = config
+        self._table = table
+        self._hints = hints
+        self._background = background
+        self._durability = trio.Event()
+        self.writes = Writes(origin, staging.area, staging.journal, config, background)
+        self.local = LocalSource(origin, self.writes.view, owners)
+        self.writing = Writing(self.local, table, owners, hints, self.writes)
+        self.writes.on_reverted = self._reverted
+        self.writes.on_durability = self._durability_moved
+
+    def join(self, tree: Tree) -> None:
+        """*tree* is the one that shows what is written here."""
+        self.changes = NameChanges(tree, self.local, self.writing, self._hints)
+        self.conflicts = Conflicts(tree, self.writing)
+
+    def start(self) -> None:
+        """Take up what an earlier mount left undone."""
+        recovered = recover(self.writes, self._staging.area, self._staging.journal)
+        self._background.start_soon(delete_leftovers, self._origin, recovered)
+
+    def durability_changed(self) -> trio.Event:
+        """Set when the durability of something changes next."""
+        return self._durability
+
+    async def drain(self) -> int:
+        """Bring what was acknowledged to the source, within `write.drain`; returns how many files are left."""
+        with trio.move_on_after(self._config.drain_s):
+            await self.writes.drain()
+        return len(self.writes.promises.files())
+
+    def close(self) -> None:
+        """Leave the staging area to the next mount; one with nothing in it gives its memory back."""
+        close_staging(self._staging, empty=not self.writes.promises.files() and not self.writes.parking.records())
+
+    def _reverted(self, paths: Iterable[str]) -> None:
+        """Local names mean what the source says again: whoever has one looks it up anew."""
+        for path in paths:
+            inode: Inode | None = self._table.root
+            for name in filter(None, path.split("/")):
+                inode = None if inode is None else self._table.child(inode, name)
+            if inode is not None and inode is not self._table.root:
+                self._table.detach(inode)
+
+    def _durability_moved(self) -> None:
+        event, self._durability = self._durability, trio.Event()
+        event.set()

@@ -1,0 +1,47 @@
+"""Makes room in the staging area: lets go, here, of what uploads have taken of files that are still being written."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from turbofs.background import Background
+from turbofs.write.flusher import Flusher
+from turbofs.write.promises import Promises
+from turbofs.write.staged_file import StagedFile
+from turbofs.write.staging import StagingArea
+
+
+class Reclaimer:
+    """Runs when a writer has to wait for room. What is promised stays until it is published: a crash must find it."""
+
+    def __init__(
+        self,
+        area: StagingArea,
+        files: Collection[StagedFile],
+        flusher: Flusher,
+        promises: Promises,
+        background: Background,
+    ) -> None:
+        self._area = area
+        self._files = files
+        self._flusher = flusher
+        self._promises = promises
+        self._background = background
+        self._running = False
+        area.wanted = self._start
+
+    def _start(self) -> None:
+        if not self._running:
+            self._running = True
+            self._background.start_soon(self._run)
+
+    async def _run(self) -> None:
+        """The largest first, until there is room for a while."""
+        try:
+            for file in sorted(self._files, key=self._flusher.uploaded, reverse=True):
+                if self._area.used_bytes <= self._area.soft_bytes // 2:
+                    return
+                if file in self._files and self._promises.waiting(file) is None and self._flusher.uploaded(file):
+                    await self._flusher.let_go(file)
+        finally:
+            self._running = False
