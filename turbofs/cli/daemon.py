@@ -100,7 +100,7 @@ async def _serve_source(
     staging = None
     if not mount.read_only:
         place = staging_place(config.write, folder.name, folder.parent, state)
-        staging = await trio.to_thread.run_sync(open_staging, config.write, place)
+        staging = await trio.to_thread.run_sync(open_staging, config.write, place, state)
     async with trio.open_nursery() as nursery:
         filesystem = FileSystem(
             source,

@@ -19,8 +19,8 @@ from turbofs.errors import (
     NotADirectoryTurboError,
     NotEmptyError,
     NotFoundError,
-    NotPermittedError,
     NotSupportedError,
+    ReadOnlyError,
 )
 from turbofs.fs.hidden import HIDDEN_NAME
 from turbofs.fs.hint_store import HintStore
@@ -65,6 +65,7 @@ class NameChanges:
         if self._writes.changes.would_defer(act):
             await self._require_absent(path)
         await self._writes.change(act)
+        _moved_on(parent)
         return await self._tree.names.look_up(parent, name)
 
     async def symlink(self, parent: Inode, name: str, target: str, caller: Caller) -> Inode:
@@ -78,6 +79,7 @@ class NameChanges:
         if self._writes.changes.would_defer(act):
             await self._require_absent(path)
         await self._writes.change(act)
+        _moved_on(parent)
         return await self._tree.names.look_up(parent, name)
 
     async def unlink(self, parent: Inode, name: str) -> None:
@@ -94,6 +96,7 @@ class NameChanges:
             if staged is not None:
                 await self._writes.unlink_now(staged)
         self._tree.table.remove(inode)
+        _moved_on(parent)
         self._hints.forget(path)
 
     async def rmdir(self, parent: Inode, name: str) -> None:
@@ -110,6 +113,7 @@ class NameChanges:
         else:
             await self._delete_directory(path, act)
         self._tree.table.remove(inode)
+        _moved_on(parent)
         self._hints.forget(path)
 
     async def rename(self, old_parent: Inode, old_name: str, new_parent: Inode, new_name: str, flags: int) -> None:
@@ -132,6 +136,8 @@ class NameChanges:
             if target is not None:
                 self._tree.table.detach(target)
             self._tree.table.move(moving, new_parent, new_name)
+            _moved_on(old_parent)
+            _moved_on(new_parent)
             self._hints.rename(old, new)
         finally:
             self._tree.give_back(moving)
@@ -243,7 +249,7 @@ class NameChanges:
 
     def _require_ours(self, parent: Inode, name: str) -> None:
         if parent.virtual is not None or (parent is self._tree.table.root and name == HIDDEN_NAME):
-            raise NotPermittedError("the hidden directory is the mount's own", advice="see .turbofs/README")
+            raise ReadOnlyError("the hidden directory is the mount's own", advice="see .turbofs/README")
 
     def _new_path(self, parent: Inode, name: str) -> str:
         if parent.virtual is not None:
@@ -298,6 +304,11 @@ class NameChanges:
         if isinstance(group, int):
             group = await self._tree.owners.group_name(group) or str(group)
         return AttributeChange(change.mode, owner, group, change.atime_ns, change.mtime_ns)
+
+
+def _moved_on(directory: Inode) -> None:
+    """A name in *directory* was changed: its times, and perhaps its number of links, are not what was seen last."""
+    directory.refreshed_at = 0.0
 
 
 def _identity(inode: Inode, staged: StagedFile | None) -> str:

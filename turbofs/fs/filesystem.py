@@ -19,7 +19,6 @@ from turbofs.background import Background
 from turbofs.config import Config
 from turbofs.errors import (
     NotADirectoryTurboError,
-    NotPermittedError,
     NotSupportedError,
     ReadOnlyError,
 )
@@ -27,7 +26,7 @@ from turbofs.fs.events import EventBus
 from turbofs.fs.files import FileOpener
 from turbofs.fs.handles import DirectoryHandle, HandleTable
 from turbofs.fs.hidden import hidden_tree
-from turbofs.fs.hint_store import HintStore
+from turbofs.fs.hint_store import HintStore, state_directory
 from turbofs.fs.inodes import Inode, InodeTable
 from turbofs.fs.listing import Emit, emit_entries
 from turbofs.fs.local_source import LocalSource
@@ -93,7 +92,8 @@ class FileSystem:
         self.room: WriteRoom | None = None
         local = LocalSource(source, LocalView(), owners)
         if staging is not None:
-            self.room = WriteRoom(source, staging, config.write, table, owners, hints, self._background)
+            state = state_directory(config.fs, config.mount.mountpoint)
+            self.room = WriteRoom(source, staging, config.write, table, owners, hints, self._background, state)
             local = self.room.local
         staged = self.room.writing if self.room is not None else NothingStaged()
         self.tree = Tree(local, config.fs, table, owners, staged, hidden, self._background)
@@ -110,8 +110,9 @@ class FileSystem:
             source, config, self.tree, self._files, self._handles, cache, hints, self._prefetches, self._space, metrics
         )
         writes = self.room.writes if self.room is not None else None
-        if writes is not None:
-            self.reports.writing = writes.report
+        if self.room is not None:
+            self.reports.writing = self.room.report
+            self.reports.digest_of = self.room.writing.digest_of
         self._xattrs = ExtendedAttributes(self.tree, hints, self._prefetches, self.reports, metrics, writes)
 
         self._open_files = OpenFiles(
@@ -184,7 +185,7 @@ class FileSystem:
         inode = self.tree.table.get(number)
         names = self._writable().changes
         if inode.virtual is not None:
-            raise NotPermittedError("hidden files keep their attributes", advice="see .turbofs/README")
+            raise ReadOnlyError("hidden files keep their attributes", advice="see .turbofs/README")
         if size is not None:
             await self._open_files.truncate(inode, size, handle_number, caller)
         if change != AttributeChange():
@@ -325,16 +326,15 @@ class FileSystem:
     async def local_descriptor(self, path: str, caller: Caller) -> int:
         return await self.reports.local_descriptor(path, caller)
 
-    async def drain(self) -> int:
-        """Bring what was acknowledged to the source, within `write.drain`; returns how many files are left."""
-        return 0 if self.room is None else await self.room.drain()
+    async def end_writing(self) -> None:
+        """Bring to the source what was acknowledged, as far as there is time, and keep the rest for the next mount."""
+        if self.room is not None:
+            await self.room.end()
 
     async def aclose(self) -> None:
         """After the kernel has let go: end prefetches and keep the hints."""
         self._prefetches.cancel_all()
         await self._hints.aclose()
-        if self.room is not None:
-            self.room.close()
 
     # --- steps
 

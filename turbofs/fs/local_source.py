@@ -54,7 +54,7 @@ class LocalSource(Source):
         raise NotADirectoryTurboError(f"{path} is not a directory")
 
     async def open(self, path: str) -> SourceFile:
-        return await self.origin.open(self._on_source(path))
+        return await self.origin.open(self.on_source(path))
 
     async def readlink(self, path: str) -> str:
         located = self._locate(path)
@@ -66,7 +66,7 @@ class LocalSource(Source):
         return await self.origin.readlink(located.path)
 
     async def open_local(self, path: str, version: FileVersion) -> int:
-        return await self.origin.open_local(self._on_source(path), version)
+        return await self.origin.open_local(self.on_source(path), version)
 
     async def space(self) -> Space:
         return await self.origin.space()
@@ -84,7 +84,8 @@ class LocalSource(Source):
     def _locate(self, path: str) -> Located[StagedFile]:
         return OnSource(path) if self._view.empty else self._view.locate(path)
 
-    def _on_source(self, path: str) -> str:
+    def on_source(self, path: str) -> str:
+        """What the local name *path* is called on the source now. Raises NotFoundError, IsADirectoryTurboError."""
         located = self._locate(path)
         if isinstance(located, OnSource):
             return located.path

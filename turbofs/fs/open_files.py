@@ -14,7 +14,6 @@ from typing import NamedTuple
 from turbofs.errors import (
     AlreadyExistsError,
     BadDescriptorError,
-    NotPermittedError,
     NotSupportedError,
     ReadOnlyError,
 )
@@ -63,7 +62,7 @@ class OpenFiles:
         writes = flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC
         if inode.virtual is not None:
             if writes:
-                raise NotPermittedError("hidden files cannot be written", advice="see .turbofs/README")
+                raise ReadOnlyError("hidden files cannot be written", advice="see .turbofs/README")
             content = inode.virtual.render() if isinstance(inode.virtual, VirtualFile) else b""
             inode.open_handles += 1
             return Opened(self._handles.add(VirtualHandle(inode, content)), keep_cache=False, direct_io=True)
@@ -152,7 +151,9 @@ class OpenFiles:
     def outstanding_bytes(self, handle_number: int) -> int:
         """What a close of this handle may have to carry to the source: it gets time for that."""
         handle = self._handles.file(handle_number)
-        return handle.staged.size if isinstance(handle, StagedHandle) else 0
+        if not isinstance(handle, StagedHandle) or self._room is None:
+            return 0
+        return handle.staged.size + self._room.writes.promised_bytes()
 
     async def truncate(self, inode: Inode, size: int, handle_number: int | None, caller: Caller) -> None:
         """ftruncate of a handle, or truncate by name where there is none that may write."""

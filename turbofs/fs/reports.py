@@ -20,7 +20,7 @@ from turbofs.fs.prefetches import Prefetches
 from turbofs.fs.space import SpaceKeeper
 from turbofs.fs.tree import Tree
 from turbofs.metrics import Metrics
-from turbofs.model import Caller
+from turbofs.model import Caller, FileVersion
 from turbofs.read.extent_cache import CachedFile, ExtentCache, ExtentState
 from turbofs.read.prefetch_job import PrefetchJob
 from turbofs.source.base import Source
@@ -59,6 +59,8 @@ class Reports:
         self._evictions_told = 0
         self.writing: Callable[[], dict[str, object]] | None = None
         """What is being written, staged and broken; None on a mount that only reads."""
+        self.digest_of: Callable[[FileVersion], str | None] = lambda _version: None
+        """The digest of what this mount has written, by version."""
         self.notes: list[str] = []
         """What the mount could not do as asked (kernel read-ahead, allow_other); shown in status and by the doctor."""
 
@@ -103,6 +105,7 @@ class Reports:
         path = inode.path
         cached = self._files.cached(inode)
         digest = cached.digest.hex() if cached is not None and cached.digest else None
+        digest = digest or self.digest_of(inode.attributes.version)
         return {
             "path": path,
             "kind": inode.kind.value,
@@ -127,6 +130,9 @@ class Reports:
 
         Raises NoSuchAttributeError where it is not.
         """
+        written = self.digest_of(inode.attributes.version)
+        if written is not None:
+            return written
         cached = self._files.cached(inode)
         if cached is None or not cached.version.strong:
             raise NoSuchAttributeError(

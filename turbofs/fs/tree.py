@@ -130,6 +130,9 @@ class Tree:
         """
         inode = self.table.get(number)
         if inode is self.table.root:
+            if not inode.refreshed_at:  # a name in it was changed here
+                with trio.move_on_after(_PATIENCE_S):
+                    await self.names.refresh_root()
             self._refresh_root_soon()
         elif inode.virtual is None:
             if inode.detached and inode.staged is None and inode.reader is None and inode.open_handles:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
+import structlog
 import trio
 
 from turbofs.background import Background
 from turbofs.config import WriteConfig
+from turbofs.errors import TurboError
 from turbofs.fs.changes import NameChanges
 from turbofs.fs.conflicts import Conflicts
 from turbofs.fs.hint_store import HintStore
@@ -19,8 +22,11 @@ from turbofs.fs.writing import Writing
 from turbofs.source.base import Source
 from turbofs.write.opening import close_staging
 from turbofs.write.recovery import delete_leftovers, recover
+from turbofs.write.saving import LEFT_FILE, Left, save, write_left
 from turbofs.write.staging import Staging
 from turbofs.write.writes import Writes
+
+_log = structlog.get_logger(__name__)
 
 
 class WriteRoom:
@@ -41,6 +47,7 @@ class WriteRoom:
         owners: OwnerMap,
         hints: HintStore,
         background: Background,
+        state_directory: Path,
     ) -> None:
         self._origin = origin
         self._staging = staging
@@ -48,6 +55,7 @@ class WriteRoom:
         self._table = table
         self._hints = hints
         self._background = background
+        self._state = state_directory
         self._durability = trio.Event()
         self.writes = Writes(origin, staging.area, staging.journal, config, background)
         self.local = LocalSource(origin, self.writes.view, owners)
@@ -65,19 +73,45 @@ class WriteRoom:
         recovered = recover(self.writes, self._staging.area, self._staging.journal)
         self._background.start_soon(delete_leftovers, self._origin, recovered)
 
+    def report(self) -> dict[str, object]:
+        """What `turbofs status` shows of writing."""
+        return {**self.writes.report(), "left_file": str(self._state / LEFT_FILE)}
+
     def durability_changed(self) -> trio.Event:
         """Set when the durability of something changes next."""
         return self._durability
 
-    async def drain(self) -> int:
-        """Bring what was acknowledged to the source, within `write.drain`; returns how many files are left."""
+    async def end(self) -> None:
+        """Bring what was acknowledged to the source, within `write.drain`, keep the rest, and close the staging area.
+
+        What is kept in memory goes to disk: memory does not outlive the machine. Never raises TurboError.
+        """
         with trio.move_on_after(self._config.drain_s):
             await self.writes.drain()
-        return len(self.writes.promises.files())
-
-    def close(self) -> None:
-        """Leave the staging area to the next mount; one with nothing in it gives its memory back."""
-        close_staging(self._staging, empty=not self.writes.promises.files() and not self.writes.parking.records())
+        await self.writes.stop()
+        files = self.writes.promises.files()
+        parked = self.writes.parking.records()
+        self._staging.journal.close()
+        left = None
+        if files or parked:
+            where = self._staging.area.directory
+            if self._staging.area.on_tmpfs:
+                try:
+                    where = await trio.to_thread.run_sync(save, self._staging.area, self._state)
+                except TurboError as error:
+                    _log.error("staged bytes stay in memory", error=str(error), advice=error.advice)
+            paths = sorted(file.path for file in files)
+            left = Left(len(files), sum(file.size for file in files), str(where), tuple(paths))
+            if files:
+                _log.error(
+                    "not written to the source yet",
+                    files=left.files,
+                    bytes=left.bytes,
+                    where=left.where,
+                    paths=paths[:20],
+                )
+        write_left(self._state, left if files else None)
+        close_staging(self._staging, empty=left is None)
 
     def _reverted(self, paths: Iterable[str]) -> None:
         """Local names mean what the source says again: whoever has one looks it up anew."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 
 import trio
@@ -29,21 +30,26 @@ from turbofs.fs.handles import StagedHandle
 from turbofs.fs.hint_catalogue import Attribute
 from turbofs.fs.hint_store import HintStore
 from turbofs.fs.inodes import Inode, InodeTable
+from turbofs.fs.local_source import LocalSource
 from turbofs.fs.openers import holds_for_writing, thread_group_of
 from turbofs.fs.owners import OwnerMap
-from turbofs.model import Attributes, Caller, Change, FileKind, split
-from turbofs.source.base import Capability, Source, SourceFile
+from turbofs.model import Attributes, Caller, Change, FileKind, FileVersion, split
+from turbofs.source.base import Capability
 from turbofs.write.acts import Early
 from turbofs.write.staged_file import StagedFile
 from turbofs.write.writes import Writes
 
 _EARLY_LEVEL = "staged"
+_DIGESTS_KEPT = 10_000
+"""Of files that were published lately: 300 bytes each."""
 
 
 class Writing:
     """Staged files and the inodes that they are."""
 
-    def __init__(self, source: Source, table: InodeTable, owners: OwnerMap, hints: HintStore, writes: Writes) -> None:
+    def __init__(
+        self, source: LocalSource, table: InodeTable, owners: OwnerMap, hints: HintStore, writes: Writes
+    ) -> None:
         self._source = source
         self._table = table
         self._owners = owners
@@ -53,7 +59,8 @@ class Writing:
         """MAJOR:MINOR of the mount, once it is there."""
         self.pages_are_stale: Callable[[int], None] = lambda _number: None
         self._inodes: dict[StagedFile, Inode] = {}
-        writes.on_published = self._published
+        self._digests: OrderedDict[FileVersion, str] = OrderedDict()
+        writes.flusher.published = self._published
         writes.on_released = self._released
 
     # --- names (what `names` is told)
@@ -72,7 +79,8 @@ class Writing:
             self._inodes[staged] = inode
             inode.staged = staged
             inode.kernel_version = None
-        inode.attributes = staged.attributes()
+        if staged.unlinked or self.writes.is_dirty(staged):
+            inode.attributes = staged.attributes()
 
     def shows(self, inode: Inode, staged: StagedFile) -> bool:
         if not (staged.unlinked or self.writes.is_dirty(staged)):
@@ -80,8 +88,9 @@ class Writing:
         inode.attributes = staged.attributes()
         return True
 
-    def inode_of(self, staged: StagedFile) -> Inode | None:
-        return self._inodes.get(staged)
+    def digest_of(self, version: FileVersion) -> str | None:
+        """BLAKE3 of what this mount published as *version* lately."""
+        return self._digests.get(version)
 
     async def settle(self, inode: Inode) -> None:
         """Unbind the staged file of *inode* where nobody has either of them open and nothing of it is promised."""
@@ -105,7 +114,7 @@ class Writing:
             raise NotSupportedError(f"{inode.path} is a {inode.kind.value}, not a file")
         inode.open_handles += 1
         try:
-            staged = await self._staged(inode, truncating=bool(flags & os.O_TRUNC))
+            staged = await self._staged(inode)
             handle = await self._handle(inode, staged, flags, caller)
         except BaseException:
             inode.open_handles -= 1
@@ -156,7 +165,7 @@ class Writing:
         """Take all bytes of *inode* into staging: its name goes, and the source would not keep it for its readers."""
         path, number = inode.path, inode.number
         seen = await self._source.stat_exact(path)
-        staged = self.writes.update(path, seen, lambda: self._source.open(path))
+        staged = self.writes.update(path, seen, self._source.on_source(path))
         try:
             await staged.fill_all()
         except BaseException:
@@ -257,7 +266,7 @@ class Writing:
 
     # --- steps
 
-    async def _staged(self, inode: Inode, *, truncating: bool) -> StagedFile:
+    async def _staged(self, inode: Inode) -> StagedFile:
         bound = inode.staged
         if bound is not None and (bound.unlinked or self.writes.is_dirty(bound) or inode.detached):
             return bound
@@ -276,21 +285,15 @@ class Writing:
                 raise StaleFileError(f"{inode.name!r} grew elsewhere")
             return bound
 
-        async def open_source() -> SourceFile:
-            file = await self._source.open(staged.path)
-            if not truncating and seen.version.compare(file.version) is not Change.SAME:
-                await file.aclose()
-                raise StaleFileError(f"{path} was changed elsewhere while it was open here")
-            return file
-
-        staged = self.writes.update(path, seen, open_source)
+        staged = self.writes.update(path, seen, self._source.on_source(path))
         self.bind(inode, staged)
         staged.users -= 1
         return staged
 
     def _agree(self, inode: Inode, seen: Attributes) -> None:
-        known = inode.attributes.version
-        if seen.kind is not FileKind.FILE or known.compare(seen.version) is Change.REPLACED:
+        staged = inode.staged
+        known = inode.attributes.version if staged is None else self.writes.flusher.side(staged).version
+        if known is None or seen.kind is not FileKind.FILE or known.compare(seen.version) is Change.REPLACED:
             self._table.detach(inode)
             raise StaleFileError(f"{inode.name!r} was replaced or changed elsewhere")
         inode.attributes = seen
@@ -322,9 +325,16 @@ class Writing:
         return handle
 
     def _published(self, staged: StagedFile, attributes: Attributes) -> None:
+        digest = self.writes.flusher.side(staged).digest
+        if digest is not None and attributes.version.strong:
+            self._digests[attributes.version] = digest
+            if len(self._digests) > _DIGESTS_KEPT:
+                self._digests.popitem(last=False)
         inode = self._inodes.get(staged)
         if inode is not None:
             inode.kernel_version = None
+            if inode.parent is not None:
+                inode.parent.refreshed_at = 0.0  # its times and sizes have moved
             inode.attributes = attributes
             inode.refreshed_at = time.monotonic()
 

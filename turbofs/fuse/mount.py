@@ -64,7 +64,7 @@ async def serve(filesystem: FileSystem, config: Config, ready: Callable[[], None
         # Also where the kernel has unmounted already; lazily where files are still open: they get ENOTCONN from now on.
         pyfuse3.close(unmount=True)
         with trio.CancelScope(shield=True):
-            await filesystem.drain()
+            await filesystem.end_writing()
         with trio.CancelScope(shield=True, deadline=trio.current_time() + config.source.operation_timeout_s):
             await filesystem.aclose()
 

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 import structlog
 import trio
 
-from turbofs.background import Background
 from turbofs.errors import (
     BusyError,
     DeadlineExceededError,
@@ -84,14 +83,14 @@ class Changes:
         view: LocalView[StagedFile],
         journal: Journal,
         flusher: Flusher,
-        background: Background,
+        spawn: Callable[..., None],
     ) -> None:
         self._source = source
         self._acts = acts
         self._view = view
         self._journal = journal
         self._flusher = flusher
-        self._background = background
+        self._spawn = spawn
         self.failed: Callable[[PendingAct, TurboError], None] = lambda _pending, _error: None
         """Told of each deferred act that failed, once it has ended."""
 
@@ -125,7 +124,7 @@ class Changes:
 
     def carry_out_later(self, pending: PendingAct, before: Before | None = None, *, recovered: bool = False) -> None:
         """Start what is deferred. *recovered*: from an earlier mount, so it may have been done already."""
-        self._background.start_soon(self._carry_out, pending, before, recovered)
+        self._spawn(self._carry_out, pending, before, recovered)
 
     async def _carry_out(self, pending: PendingAct, before: Before | None, recovered: bool) -> None:
         act, again = pending.act, recovered

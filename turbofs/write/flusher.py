@@ -85,10 +85,11 @@ class Flusher:
 
     def moved(self, old: str, new: str) -> None:
         """A directory or file was renamed on the source: temporaries under it went along."""
-        for side in self._sides.values():
+        for file, side in self._sides.items():
             if side.upload is not None:
                 side.upload.path = _moved(side.upload.path, old, new)
             side.retired = [_moved(path, old, new) for path in side.retired]
+            file.base_path = _moved(file.base_path, old, new)
 
     # --- publication
 
@@ -150,7 +151,7 @@ class Flusher:
                 return 0
             try:
                 await upload.sync()
-                return await file.let_go(upload.position, lambda: self._source.open(upload.path))
+                return await file.let_go(upload.position, upload.path, self._source.open)
             except (TurboError, ValueError, OSError) as error:
                 _log.info("staged bytes stay", path=file.path, error=str(error))
                 return 0
@@ -189,7 +190,7 @@ class Flusher:
         if upload is not None and upload.complete:
             side.upload = None
         if not file.whole:
-            await file.rebase(lambda: self._source.open(path))
+            await file.rebase(path)
         await self._delete_retired(side)
         side.recovered = False
         await self._tell(file, side, path, synced=upload is not None and not upload.complete)

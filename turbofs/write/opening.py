@@ -10,9 +10,9 @@ from turbofs.errors import ConfigError
 from turbofs.limits import memory_limit
 from turbofs.mountinfo import filesystem_of
 from turbofs.write.journal import Journal
-from turbofs.write.staging import Staging, StagingArea
+from turbofs.write.saving import restore
+from turbofs.write.staging import JOURNAL_FILE, Staging, StagingArea
 
-_JOURNAL = "journal.sqlite3"
 _SHARED_MEMORY = Path("/dev/shm/turbofs")  # noqa: S108 - each mount's folder in it is made 0700, and locked
 _LEAST_BYTES = 64 << 20
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
@@ -33,8 +33,8 @@ def staging_place(config: WriteConfig, name: str, runtime_base: Path, state_dire
     return state_directory / "staging"
 
 
-def open_staging(config: WriteConfig, directory: Path) -> Staging:
-    """Open, and lock, the staging area in *directory*. Blocks.
+def open_staging(config: WriteConfig, directory: Path, state_directory: Path) -> Staging:
+    """Open, and lock, the staging area in *directory*, with what the last mount saved in *state_directory*. Blocks.
 
     Raises ConfigError where it cannot be used or what is there is not a journal of TurboFS, BusyError where another
     mount has it.
@@ -44,17 +44,18 @@ def open_staging(config: WriteConfig, directory: Path) -> Staging:
         directory, limit_bytes=limit_bytes, soft_bytes=config.staging_soft_bytes, stall_s=config.stall_s
     )
     try:
-        return Staging(area, Journal.open(directory / _JOURNAL))
+        restore(directory, state_directory)
+        return Staging(area, Journal.open(directory / JOURNAL_FILE))
     except BaseException:
         area.close()
         raise
 
 
 def close_staging(staging: Staging, *, empty: bool) -> None:
-    """Close both; an *empty* area gives its memory back."""
+    """Close the journal, then the area; an *empty* one gives its memory back."""
     staging.journal.close()
     if empty:
-        for path in staging.area.directory.glob(f"{_JOURNAL}*"):
+        for path in staging.area.directory.glob(f"{JOURNAL_FILE}*"):
             path.unlink(missing_ok=True)
     staging.area.close()
 

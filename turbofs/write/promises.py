@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
-from turbofs.background import Background
 from turbofs.errors import OutOfSpaceError, TurboError
 from turbofs.write.acts import Early, Publish, Rename, paths_of
 from turbofs.write.broken import BrokenPaths
@@ -24,6 +23,10 @@ from turbofs.write.staged_file import StagedFile
 from turbofs.write.view import LocalView
 
 _log = structlog.get_logger(__name__)
+
+
+Spawn = Callable[..., None]
+"""Starts a task that the end of the mount waits for."""
 
 
 class Promises:
@@ -41,7 +44,7 @@ class Promises:
         flusher: Flusher,
         parking: Parking,
         broken: BrokenPaths,
-        background: Background,
+        spawn: Spawn,
         *,
         ended: Callable[[StagedFile], Awaitable[None]],
         reverted: Callable[[Iterable[str]], None],
@@ -52,7 +55,7 @@ class Promises:
         self._flusher = flusher
         self._parking = parking
         self._broken = broken
-        self._background = background
+        self._spawn = spawn
         self._ended = ended
         self._reverted = reverted
         self._waiting: dict[StagedFile, list[PendingAct]] = {}
@@ -112,7 +115,7 @@ class Promises:
         """Publish *file*, which is promised, in its turn."""
         file.users += 1
         self._waiting.setdefault(file, []).append(pending)
-        self._background.start_soon(self._keep, file, pending)
+        self._spawn(self._keep, file, pending)
 
     def amend(self, file: StagedFile) -> None:
         """The attributes of *file* changed: what is promised of it is published with those."""
@@ -132,7 +135,11 @@ class Promises:
         assert isinstance(act, Publish)
 
         async def attempt() -> None:
-            await self._flusher.publish(file, pending, final=not file.writers)
+            side = self._flusher.side(file)
+            while True:
+                await self._flusher.publish(file, pending, final=not file.writers)
+                if file.unlinked or side.generation >= file.acknowledged_generation:
+                    return  # else it was saved again, and promised, while this was on its way
 
         error: TurboError | None = None
         try:

@@ -18,13 +18,14 @@ from typing import TypeVar
 
 import trio
 
-from turbofs.errors import OutOfSpaceError, ShortReadError, TurboError
+from turbofs.errors import OutOfSpaceError, ShortReadError, StaleFileError, TurboError
 from turbofs.model import AttributeChange, Attributes, ByteRange, FileKind, FileVersion
 from turbofs.source.base import SourceFile
 from turbofs.write.ranges import RangeSet
 from turbofs.write.staging import PAGE_BYTES, StagingArea
 
 T = TypeVar("T")
+OpenSource = Callable[[str], Awaitable[SourceFile]]
 
 _FILL_BYTES = 1 << 20
 """What is fetched at a time of a file opened for update: a reader of small pieces must not cost a request each."""
@@ -60,6 +61,8 @@ class StagedFile:
         self.mtime_ns = self.ctime_ns = self.atime_ns = time.time_ns()
         self.times_set = False
         """Whether somebody chose the times: then the source is given them."""
+        self.base_path = ""
+        """What the base is called on the source now."""
         self.base = base
         """The version of the target when the writing began; None where the name was free."""
         self.exclusive = False
@@ -86,7 +89,8 @@ class StagedFile:
         self._missing = RangeSet()
         self._allocated = RangeSet()
         self._origin: SourceFile | None = None
-        self._open_origin: Callable[[], Awaitable[SourceFile]] | None = None
+        self._open_source: OpenSource | None = None
+        self._expected: FileVersion | None = None
         self._opening = trio.Lock()
 
     # --- made
@@ -110,14 +114,14 @@ class StagedFile:
         area.adopt(pages)
         return file
 
-    def update_of(self, version: FileVersion, open_origin: Callable[[], Awaitable[SourceFile]]) -> None:
-        """This file begins as what the source has: *version*, opened by *open_origin* once its bytes are needed."""
-        self.base = version
+    def update_of(self, version: FileVersion, path: str, open_source: OpenSource) -> None:
+        """This file begins as what the source has: *version* of *path*, opened with *open_source* once bytes are needed."""
+        self.base, self.base_path = version, path
         self.size = version.size
         self.generation = 0
         self.changed_from = version.size
         self._missing.add(0, version.size)
-        self._open_origin = open_origin
+        self._expected, self._open_source = version, open_source
 
     # --- what it is now
 
@@ -220,17 +224,16 @@ class StagedFile:
                     await self._make_room(start, stop)
                     await self._fill(start, stop)
 
-    async def let_go(self, stop: int, open_origin: Callable[[], Awaitable[SourceFile]]) -> int:
-        """Drop the bytes [0, *stop*) here: they are at what *open_origin* opens. Returns how many bytes were freed.
+    async def let_go(self, stop: int, path: str, open_source: OpenSource) -> int:
+        """Drop the bytes [0, *stop*) here: they are in *path* on the source. Returns how many bytes were freed.
 
         Raises ValueError where other bytes are missing after *stop*.
         """
         stop -= stop % PAGE_BYTES
         if self._missing.overlapping(stop, self.size):
             raise ValueError("bytes behind the dropped ones are elsewhere")
-        origin, self._origin, self._open_origin = self._origin, None, open_origin
-        if origin is not None:
-            await origin.aclose()
+        self._open_source = open_source
+        await self.rebase(path)
         self._missing.add(0, stop)
         _punch(self._fd, 0, stop)
         self.let_go_bytes = stop
@@ -239,9 +242,10 @@ class StagedFile:
         self._area.release(before - self._allocated.total)
         return before - self._allocated.total
 
-    async def rebase(self, open_origin: Callable[[], Awaitable[SourceFile]]) -> None:
-        """What is missing here is at what *open_origin* opens from now on: the version that was just published."""
-        origin, self._origin, self._open_origin = self._origin, None, open_origin
+    async def rebase(self, path: str) -> None:
+        """What is missing here is in *path* on the source from now on: an upload's file, or what was just published."""
+        self.base_path, self._expected = path, None
+        origin, self._origin = self._origin, None
         if origin is not None:
             await origin.aclose()
 
@@ -269,8 +273,12 @@ class StagedFile:
     async def _origin_file(self) -> SourceFile:
         async with self._opening:
             if self._origin is None:
-                assert self._open_origin is not None
-                self._origin = await self._open_origin()
+                assert self._open_source is not None
+                origin = await self._open_source(self.base_path)
+                if self._expected is not None and not self._expected.keeps_bytes(origin.version):
+                    await origin.aclose()
+                    raise StaleFileError(f"{self.base_path} was changed elsewhere while it was open here")
+                self._origin = origin
             return self._origin
 
     async def _fill(self, start: int, stop: int) -> None:

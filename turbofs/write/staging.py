@@ -21,7 +21,8 @@ from turbofs.units import format_size
 from turbofs.write.journal import Journal
 
 PAGE_BYTES = 4096
-_LOCK, _DATA = "lock", "data"
+JOURNAL_FILE, DATA_FOLDER = "journal.sqlite3", "data"
+_LOCK = "lock"
 
 
 class StagingArea:
@@ -47,7 +48,7 @@ class StagingArea:
         Raises ConfigError where it cannot be used, BusyError where another mount has it.
         """
         try:
-            (directory / _DATA).mkdir(mode=0o700, parents=True, exist_ok=True)
+            (directory / DATA_FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.chmod(0o700)  # what is staged is for those who may read it on the source
             lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -66,11 +67,11 @@ class StagingArea:
 
     def data_file(self, number: int) -> Path:
         """Where the bytes of staged file *number* are."""
-        return self.directory / _DATA / str(number)
+        return self.directory / DATA_FOLDER / str(number)
 
     def data_files(self) -> dict[int, Path]:
         """What is there, by number."""
-        return {int(path.name): path for path in (self.directory / _DATA).iterdir() if path.name.isdigit()}
+        return {int(path.name): path for path in (self.directory / DATA_FOLDER).iterdir() if path.name.isdigit()}
 
     async def reserve(self, count_bytes: int) -> None:
         """Take room for *count_bytes*, waiting as the module says. Raises OutOfSpaceError."""

@@ -17,7 +17,7 @@ from turbofs.background import Background
 from turbofs.config import WriteConfig
 from turbofs.errors import TurboError
 from turbofs.model import ROOT, AttributeChange, Attributes, FileVersion, split
-from turbofs.source.base import Source, SourceFile
+from turbofs.source.base import Source
 from turbofs.write.acts import Act, Early, Publish, Rename, is_below, paths_of
 from turbofs.write.broken import BrokenPaths
 from turbofs.write.changes import Before, Changes
@@ -29,6 +29,7 @@ from turbofs.write.promises import Promises
 from turbofs.write.reclaiming import Reclaimer
 from turbofs.write.staged_file import StagedFile
 from turbofs.write.staging import StagingArea
+from turbofs.write.tasks import Tasks
 from turbofs.write.view import LocalView
 
 _log = structlog.get_logger(__name__)
@@ -48,18 +49,19 @@ class Writes:
     def __init__(
         self, source: Source, area: StagingArea, journal: Journal, config: WriteConfig, background: Background
     ) -> None:
+        self._source = source
         self._area = area
         self._journal = journal
         self._config = config
         self._background = background
         self._files: set[StagedFile] = set()
+        self._tasks = Tasks(background)
         self.view: LocalView[StagedFile] = LocalView()
         self.acts = PendingActs(iter(journal.next_id, None))
         self.broken = BrokenPaths(journal)
         self.parking = Parking(area, journal)
         self.flusher = Flusher(source, self.acts, self.view, config)
-        self.flusher.published = self._published
-        self.changes = Changes(source, self.acts, self.view, journal, self.flusher, background)
+        self.changes = Changes(source, self.acts, self.view, journal, self.flusher, self._tasks.start_soon)
         self.changes.failed = self._act_failed
         self.promises = Promises(
             self.acts,
@@ -68,13 +70,11 @@ class Writes:
             self.flusher,
             self.parking,
             self.broken,
-            background,
+            self._tasks.start_soon,
             ended=self._promise_ended,
             reverted=self._rebuild,
         )
         self.draining = False
-        self.on_published: Callable[[StagedFile, Attributes], None] = lambda _file, _attributes: None
-        """Told of each publication, with what the source says of the file."""
         self.on_released: Callable[[StagedFile], Awaitable[None]] = _nobody
         """Told when a file has one user less, but some."""
         self.on_reverted: Callable[[Iterable[str]], None] = lambda _paths: None
@@ -96,14 +96,14 @@ class Writes:
         self.view.put(path, file)
         return file
 
-    def update(self, path: str, attributes: Attributes, open_source: Callable[[], Awaitable[SourceFile]]) -> StagedFile:
-        """The file *path* as the source has it, to be changed. Raises OutOfSpaceError."""
+    def update(self, path: str, attributes: Attributes, source_path: str) -> StagedFile:
+        """The file *path*, which the source has as *source_path*, to be changed. Raises OutOfSpaceError."""
         number = self._journal.next_id()
         file = StagedFile.create(
             self._area, number, path, mode=attributes.mode, owner=attributes.owner, group=attributes.group
         )
         file.mtime_ns, file.atime_ns, file.ctime_ns = attributes.mtime_ns, attributes.atime_ns, attributes.ctime_ns
-        file.update_of(attributes.version, open_source)
+        file.update_of(attributes.version, source_path, self._source.open)
         self._know(file)
         return file
 
@@ -155,7 +155,7 @@ class Writes:
         outcome = _Outcome()
         pending = self.acts.issue(Publish(file.path, file.number))
         file.users += 1
-        self._background.start_soon(self._persist, file, pending, final, outcome)
+        self._tasks.start_soon(self._persist, file, pending, final, outcome)
         await outcome.ended.wait()
         if outcome.error is not None:
             raise outcome.error
@@ -172,7 +172,7 @@ class Writes:
                 await self.release(file)
 
         file.users += 1
-        self._background.start_soon(publish)
+        self._tasks.start_soon(publish)
 
     async def release(self, file: StagedFile) -> None:
         """One user of *file* less; the last one lets its bytes go, unless they are promised to the source."""
@@ -212,6 +212,10 @@ class Writes:
         side.named, side.version, file.base, file.exclusive = True, version, version, False
         side.lowest_change = 0
         self.changed(file)
+
+    def promised_bytes(self) -> int:
+        """Bytes that have to reach the source before what is issued now may."""
+        return sum(file.size for file in self.promises.files())
 
     def is_now(self, file: StagedFile, version: FileVersion) -> None:
         """The attributes of *file* were changed on the source, which made it *version*."""
@@ -306,9 +310,11 @@ class Writes:
     async def drain(self) -> None:
         """Return when nothing that was acknowledged waits any more. Bound it by a deadline."""
         self.draining = True
-        while len(self.acts):
-            for pending in self.acts:
-                await pending.ended.wait()
+        await self._tasks.wait_idle()
+
+    async def stop(self) -> None:
+        """End what is still on its way: the journal and the staged bytes are as a crash would leave them."""
+        await self._tasks.stop()
 
     def recovered(self, file: StagedFile, pending: PendingAct) -> None:
         """*file*, which an earlier mount promised, is to be published by *pending*."""
@@ -379,9 +385,6 @@ class Writes:
         if self.promises.waiting(file) is not None:
             return "staged"
         return "open" if self.flusher.is_dirty(file) else None
-
-    def _published(self, file: StagedFile, attributes: Attributes) -> None:
-        self.on_published(file, attributes)
 
     async def _drop(self, file: StagedFile) -> None:
         self._files.discard(file)
