@@ -14,6 +14,9 @@ SEED = 20_000
 
 
 @CONFIGS
-def test_random_operations_return_what_was_written(tree, need_tool, tmp_path, config):
+@pytest.mark.parametrize("operations", [2_000, pytest.param(20_000, marks=pytest.mark.long)])
+def test_random_operations_return_what_was_written(tree, need_tool, tmp_path, config, operations):
     need_tool("fsx")
-    run_fsx(tree.path / f"short-{config}", config, operations=20_000, seed=SEED, artifacts=tmp_path, limit_s=120)
+    run_fsx(
+        tree.path / f"{config}-{operations}", config, operations=operations, seed=SEED, artifacts=tmp_path, limit_s=600
+    )

@@ -15,7 +15,8 @@ from turbofs.testing.trees import FILE, HDFS, PLAIN, writable_tree
 pytestmark = pytest.mark.mount
 
 TRANSACTIONS = {PLAIN: 1000, FILE: 1000, HDFS: 50}
-GIT_FILES, GIT_COMMITS = 300, 40
+GIT_FILES = {PLAIN: 300, FILE: 300, HDFS: 60}
+GIT_COMMITS = 40
 GIT_ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -79,17 +80,15 @@ def git(*arguments, cwd):
     return run_tool("git", *arguments, cwd=cwd, limit_s=100, environment=GIT_ENVIRONMENT)
 
 
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory):
-    """A repository with some hundreds of files, directories, an executable, and history: made by one stream, in no time."""
-    folder = tmp_path_factory.mktemp("repository")
+def make_repository(folder, files):
+    """A bare repository with that many files in directories, some executable, and history: by one stream, in no time."""
     git("init", "--quiet", "--bare", "--initial-branch=main", ".", cwd=folder)
     stream = []
     for commit in range(GIT_COMMITS):
         message = f"commit {commit}"
         stream.append(f"commit refs/heads/main\ncommitter test <test@localhost> {commit} +0000\n")
         stream.append(f"data {len(message)}\n{message}\n")
-        for number in range(commit, GIT_FILES, 1 if commit == 0 else GIT_COMMITS):
+        for number in range(commit, files, 1 if commit == 0 else GIT_COMMITS):
             text = f"file {number} as of commit {commit}\n" * (1 + number % 200)
             mode = "100755" if number % 50 == 0 else "100644"
             stream.append(f"M {mode} inline folder-{number % 17}/sub-{number % 3}/file-{number}\n")
@@ -97,15 +96,15 @@ def repository(tmp_path_factory):
     subprocess.run(
         ["git", "fast-import", "--quiet"], input="".join(stream).encode(), cwd=folder, check=True, timeout=60
     )
-    return folder
 
 
-def test_git_clones_commits_and_checks(tree, need_tool, request):
+def test_git_clones_commits_and_checks(tree, need_tool, tmp_path):
     need_tool("git")
+    make_repository(tmp_path, GIT_FILES[tree.kind])
     clone = tree.path / "clone"
     # Not as a copy of files: the objects come as a pack, which git indexes in the mount.
-    git("clone", "--quiet", "--no-local", request.getfixturevalue("repository"), clone, cwd=tree.path)
-    assert sum(1 for path in clone.glob("folder-*/**/*") if path.is_file()) == GIT_FILES
+    git("clone", "--quiet", "--no-local", tmp_path, clone, cwd=tree.path)
+    assert sum(1 for path in clone.glob("folder-*/**/*") if path.is_file()) == GIT_FILES[tree.kind]
     git("fsck", "--full", "--strict", cwd=clone)
     assert git("status", "--porcelain", cwd=clone) == ""
     (clone / "added").write_text("new\n")

@@ -25,6 +25,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
@@ -154,6 +155,7 @@ class Workplace:
         self.source = root / "source"
         self.mountpoint = root / "mnt"
         self.runtime = root / "run"
+        self.lifetime_s = LIFETIME_S
         self.staging = Path(tempfile.mkdtemp(prefix="turbofs-test-", dir=_memory()))
         for folder in (self.source, self.mountpoint, root / "state", root / "log"):
             folder.mkdir()
@@ -249,7 +251,7 @@ class Workplace:
                 stdin=subprocess.PIPE if obedient else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if obedient else subprocess.DEVNULL,
                 stderr=log,
-                preexec_fn=_limit_life,  # noqa: PLW1509 - no other thread runs while a mount starts
+                preexec_fn=partial(_limit_life, self.lifetime_s),  # noqa: PLW1509 - no thread runs beside
             )
         pipes = ObedientSource(process.stdin, process.stdout) if process.stdin and process.stdout else None
         mount = Mount(self, process, pipes)
@@ -289,13 +291,13 @@ def workplace() -> Iterator[Workplace]:
 
 def _memory() -> Path | None:
     """Where staging belongs: in memory, if this machine has a tmpfs for everybody."""
-    shared = Path("/dev/shm")  # noqa: S108 - mkdtemp makes a folder of its own in it
+    shared = Path("/dev/shm")
     return shared if os.access(shared, os.W_OK) else None
 
 
-def _limit_life() -> None:
+def _limit_life(lifetime_s: int) -> None:
     die_with_parent(signal.SIGTERM)  # then a daemon unmounts first
-    signal.alarm(LIFETIME_S)  # outlives exec, and ends a process that does not expect it
+    signal.alarm(lifetime_s)  # outlives exec, and ends a process that does not expect it
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

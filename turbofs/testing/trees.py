@@ -22,6 +22,8 @@ PLAIN, FILE, HDFS = "plain", "file", "hdfs"
 
 _MEMORY = "/dev/shm"
 """Every Linux has a tmpfs here: the quickest file system there is, and another one than the tests' own folders are on."""
+_LIFETIME_S = 900
+"""The programs have time limits of their own; this one is for a daemon that would outlive all of them."""
 _numbers = itertools.count()
 
 
@@ -78,6 +80,7 @@ def writable_tree(kind: str, cluster: HdfsCluster | None = None) -> Iterator[Tre
             yield Tree(kind, path)
         return
     with workplace() as place:
+        place.lifetime_s = _LIFETIME_S
         elsewhere = None
         if kind == HDFS:
             assert cluster is not None, "a tree on HDFS needs a cluster"
