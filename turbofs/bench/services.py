@@ -125,6 +125,9 @@ def turbofs_mount(
         staging.mkdir(exist_ok=True)
         command += ["--staging-dir", str(staging), "--staging-size", f"{staging_bytes >> 20}MiB"]
     environment = {**os.environ, "HADOOP_CONF_DIR": str(cluster.conf_dir)}
+    # A package that was installed has its bytecode; a checkout may be told not to keep any.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    environment["PYTHONPYCACHEPREFIX"] = str(work / "bytecode")
     with _mounted("turbofs", command, work, environment) as mount:
         yield mount
 
