@@ -10,6 +10,8 @@ import os
 import stat
 import time
 
+import structlog
+
 from turbofs.errors import (
     AlreadyExistsError,
     CrossDeviceError,
@@ -41,6 +43,8 @@ from turbofs.write.acts import (
 )
 from turbofs.write.staged_file import StagedFile
 from turbofs.write.view import OnSource
+
+_log = structlog.get_logger(__name__)
 
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 _ORPHAN_S = 24 * 3600.0
@@ -224,14 +228,15 @@ class NameChanges:
         try:
             await self._writes.change(act)
         except NotEmptyError:
+            await self._writes.abandoned()  # temporary files of what was deleted a moment ago
             located = self._writes.view.locate(path)
             if not isinstance(located, OnSource):
                 raise
             swept = await sweep(
                 self._source.origin, located.path, older_than_s=_ORPHAN_S, now_ns=time.time_ns(), keep=()
             )
-            if not swept:
-                raise
+            if swept:
+                _log.info("temporary files of dead writers were deleted", directory=located.path, count=len(swept))
             await self._writes.change(act)
 
     async def _existing(self, parent: Inode, name: str) -> Inode:

@@ -49,7 +49,11 @@ class Conflicts:
         replaced: Attributes | None = None
         with contextlib.suppress(NotFoundError):
             replaced = await self._tree.source.stat_exact(path)
-        await self._writes.publish_parked(record, path, replaced.version if replaced is not None else None)
+        writes = self._writes
+        version = replaced.version if replaced is not None else None
+        await writes.parking.publish(record, path, version, writes.acts, writes.flusher)
+        writes.drop_parked(number)
+        writes.broken.heal(path)
         was = None if replaced is None else {"size": replaced.size, "mtime": replaced.mtime_ns / 1e9}
         return {"id": number, "path": path, "size": record.size, "replaced": was}
 

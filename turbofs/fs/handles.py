@@ -41,7 +41,8 @@ class StagedHandle:
 
     # fmt: off
     __slots__ = (
-        "append", "caches", "direct", "early", "inode", "may_publish", "opener", "sequential", "staged", "uid", "writable"
+        "append", "caches", "closed", "direct", "early", "inode", "may_publish", "opener", "sequential", "staged", "uid",
+        "writable",
     )
     # fmt: on
 
@@ -69,6 +70,8 @@ class StagedHandle:
         self.early = early
         self.may_publish = writable
         """Whether its close may have something to publish: a file that was made by it, too."""
+        self.closed = False
+        """The process that opened it has closed it."""
         self.sequential = True
         """Everything was written where the file ended."""
 

@@ -138,6 +138,8 @@ class Writing:
         if seen is not None:
             raise AlreadyExistsError(f"{path} exists")
         owner, group = await self.owner_for(caller, parent)
+        if owner is not None and group is not None:
+            await self._owners.resolve(owner, group)
         staged = self.writes.create(path, mode=stat.S_IMODE(mode), owner=owner, group=group)
         staged.exclusive = bool(flags & os.O_EXCL)
         known = self._table.child(parent, name)
@@ -186,6 +188,9 @@ class Writing:
             # The kernel appends where it believes the end to be; somebody else may have moved it.
             offset = staged.size
             self.pages_are_stale(handle.inode.number)
+        if handle.closed:  # by a child that inherited the descriptor
+            handle.closed = False
+            staged.closed_writers -= 1
         handle.sequential = handle.sequential and offset == staged.size
         await staged.write(offset, data)
         self.writes.changed(staged, stream=handle.sequential and not handle.early)
@@ -216,7 +221,12 @@ class Writing:
             return
         if staged.error is None and not self.writes.outstanding(staged):
             return
-        if staged.writers > 1 or await self._still_open(handle):
+        if await self._still_open(handle):
+            return
+        if handle.writable and not handle.closed:
+            handle.closed = True
+            staged.closed_writers += 1
+        if staged.writers > staged.closed_writers:
             return
         await self._publish(handle, final=True)
 
@@ -234,6 +244,7 @@ class Writing:
             inode.caching_handles -= 1
         if handle.writable:
             staged.writers -= 1
+            staged.closed_writers -= handle.closed
         if handle.may_publish and not staged.writers and staged.error is None and self.writes.unpromised(staged):
             self.writes.publish_soon(staged, self._early(inode, handle.uid))
         await self.writes.release(staged)

@@ -52,7 +52,8 @@ def entry_attributes(
     entry.st_ctime_ns = attributes.ctime_ns or version.mtime_ns
     kept = 0.0 if inode.virtual is not None and isinstance(inode.virtual, HintMirror | VirtualFile) else timeout_s
     entry.entry_timeout = kept
-    entry.attr_timeout = kept
+    # The times of a file that is being written are the source's once it is closed: nobody keeps those of before.
+    entry.attr_timeout = 0.0 if inode.staged is not None else kept
     return entry
 
 

@@ -1,1 +1,1 @@
-"""Writing. Planned (issue: the mount, writing): staging, chunks, flusher, recovery."""
+"""What a mount writes: staged here, acknowledged as asked, brought to the source in the right order, never lost silently."""

@@ -173,9 +173,11 @@ class Flusher:
         if side.resume is not None:
             await self._resume(file, side, path)
         upload = side.upload
+        grown = False
         if side.generation < generation:
             upload = await self._complete_or_sync(file, side, pending, final=final)
             await self._acts.ready(pending)
+            grown = upload.named
             if not upload.named:
                 await self.naming.take_name(file, side, upload, path)
         else:
@@ -193,7 +195,7 @@ class Flusher:
             await file.rebase(path)
         await self._delete_retired(side)
         side.recovered = False
-        await self._tell(file, side, path, synced=upload is not None and not upload.complete)
+        await self._tell(file, side, path, grown=grown and upload is not None and not upload.complete)
 
     async def _complete_or_sync(
         self, file: StagedFile, side: SourceSide, pending: PendingAct, *, final: bool
@@ -313,9 +315,9 @@ class Flusher:
             side.retired.remove(temporary)
         return Upload(file, writer, temporary, named=False)
 
-    async def _tell(self, file: StagedFile, side: SourceSide, path: str, *, synced: bool) -> None:
+    async def _tell(self, file: StagedFile, side: SourceSide, path: str, *, grown: bool) -> None:
         version = side.version
-        if synced and version is not None and version.append_only and version.strong:
+        if grown and version is not None and version.append_only and version.strong:
             # A sync moves the length on HDFS and nothing else: no question is needed, and logs sync often.
             attributes = file.attributes().with_version(version._replace(size=file.size))
             upload = side.upload

@@ -138,8 +138,9 @@ class Promises:
             side = self._flusher.side(file)
             while True:
                 await self._flusher.publish(file, pending, final=not file.writers)
-                if file.unlinked or side.generation >= file.acknowledged_generation:
-                    return  # else it was saved again, and promised, while this was on its way
+                saved = side.generation >= file.acknowledged_generation
+                if file.unlinked or (saved and side.attributes_generation >= file.attributes_generation):
+                    return  # else it was changed again, and promised, while this was on its way
 
         error: TurboError | None = None
         try:

@@ -75,6 +75,8 @@ class StagedFile:
         self.unlinked = False
         self.writers = 0
         """Handles open for writing."""
+        self.closed_writers = 0
+        """Those of them whose process has closed them: only their release is still to come."""
         self.users = 0
         """Handles of any kind, and whoever else needs the bytes."""
         self.error: TurboError | None = None

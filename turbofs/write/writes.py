@@ -22,7 +22,7 @@ from turbofs.write.acts import Act, Early, Publish, Rename, is_below, paths_of
 from turbofs.write.broken import BrokenPaths
 from turbofs.write.changes import Before, Changes
 from turbofs.write.flusher import Flusher
-from turbofs.write.journal import Journal, ParkedRecord
+from turbofs.write.journal import Journal
 from turbofs.write.parking import Parking
 from turbofs.write.pending import PendingAct, PendingActs, document_of
 from turbofs.write.promises import Promises
@@ -56,6 +56,7 @@ class Writes:
         self._background = background
         self._files: set[StagedFile] = set()
         self._tasks = Tasks(background)
+        self._abandoning = Tasks(background)
         self.view: LocalView[StagedFile] = LocalView()
         self.acts = PendingActs(iter(journal.next_id, None))
         self.broken = BrokenPaths(journal)
@@ -192,13 +193,20 @@ class Writes:
     async def unlink_now(self, file: StagedFile) -> None:
         """*file* has lost its name here: whoever has it open keeps it, and nothing of it is published any more.
 
-        What was on its way to the source is taken back before this returns.
+        What is on its way to the source is taken back before this returns, or behind it where that would wait.
         """
         if not file.unlinked:
             file.unlinked = True
             if self.view.file(file.path) is file:
                 self.view.remove(file.path)
-            await self.flusher.abandon(file)
+            if file.lock.locked():
+                self._abandoning.start_soon(self.flusher.abandon, file)  # a hanging source must not hold up names
+            else:
+                await self.flusher.abandon(file)
+
+    async def abandoned(self) -> None:
+        """Return when everything that was to be taken back has been."""
+        await self._abandoning.wait_idle()
 
     def set_attributes(self, file: StagedFile, change: AttributeChange) -> None:
         """Change what *file* shows; the source is told when it is published, or now where it has it already."""
@@ -242,12 +250,6 @@ class Writes:
 
     # --- what was parked
 
-    async def publish_parked(self, record: ParkedRecord, path: str, replaced: FileVersion | None) -> None:
-        """Publish parked bytes as *path*, where the source has *replaced*. Raises as the source does; they stay parked."""
-        await self.parking.publish(record, path, replaced, self.acts, self.flusher)
-        self.drop_parked(record.id)
-        self.broken.heal(path)
-
     def drop_parked(self, number: int) -> None:
         """Delete parked bytes, and what was said of their path. Raises NotFoundError."""
         self.broken.heal(self.parking.record(number).path)
@@ -260,11 +262,6 @@ class Writes:
         """See `Changes.change`; staged files follow a rename in the same step in which it shows."""
         for path in paths_of(act):
             self.broken.heal(path)
-        deferred = self.changes.would_defer(act)
-        if deferred and isinstance(act, Rename):
-            done = await self.changes.change(act, before)
-            self.move_files(act.old, act.new)
-            return done
         done = await self.changes.change(act, before)
         if isinstance(act, Rename):
             self.move_files(act.old, act.new)
