@@ -354,7 +354,7 @@ def start(place, *arguments):
 
 def test_umount_drains(place):
     (place.source / "step").mkdir()
-    with place.direct() as mount:
+    with place.direct("write.drain=10s") as mount:
         acknowledge(mount.path / "step")
         mount.source.hold(["rename"])
         for number in range(5):

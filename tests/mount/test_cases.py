@@ -223,7 +223,7 @@ def test_orphans_of_a_killed_daemon_are_swept(place):
     """Case 17: what a daemon that was killed left half written goes at the next start; other people's files stay."""
     (place.source / "step").mkdir()
     (place.source / "step" / ".turbofs-notes").write_text("theirs")
-    with place.direct() as mount:
+    with place.direct("write.drain=1s") as mount:
         mount.source.hold(["complete"])
         with Child(lambda: write_all(mount.path / "step" / "model", WEIGHTS)):
             mount.source.wait_held()
@@ -291,7 +291,7 @@ def test_node_that_dies_after_an_early_acknowledgement_leaves_a_loadable_checkpo
     (job / "step-1").mkdir(parents=True)
     (job / "step-1" / "model").write_bytes(OLDER)
     (job / "latest").write_text("step-1")
-    with place.direct() as mount:
+    with place.direct("write.drain=1s") as mount:
         shown = mount.path / "job"
         for held, expected in (("complete", OLDER), ("nothing", WEIGHTS)):
             if held != "nothing":
@@ -314,7 +314,7 @@ def test_node_that_dies_after_an_early_acknowledgement_leaves_a_loadable_checkpo
 def test_old_node_that_comes_back_does_not_overwrite_a_newer_save(place):
     """Case 28: the job was restarted elsewhere, and saved the same step again."""
     (place.source / "step-7").mkdir()
-    with place.direct() as mount:
+    with place.direct("write.drain=1s") as mount:
         acknowledge(mount.path / "step-7")
         mount.source.hold(["complete"])
         write_all(mount.path / "step-7" / "model", OLDER)

@@ -96,7 +96,7 @@ def test_tracker_file_and_deletion_wait_for_the_checkpoint(mount, job):
         assert sorted(os.listdir(shown)) == ["latest", "step-2"], "it shows here at once"
         assert (shown / "latest").read_text() == "step-2"
         assert complete(shown, "step-2", TWO)
-        mount.source.wait_held(2)
+        mount.source.wait_held()
         watcher.catch_up()
         assert asked(mount, source, {"delete", "delete_directory"}) == []
         assert [path for path in asked(mount, source, {"rename"}) if not path.startswith("step-2/")] == []
@@ -122,7 +122,7 @@ def test_marker_in_the_checkpoint_waits_for_the_shards(mount, job):
     os.symlink("step-2", shown / "newest")
     assert sorted(os.listdir(shown / "step-2")) == ["COMMITTED", "model-0", "model-1"]
     assert os.readlink(shown / "newest") == "step-2"
-    mount.source.wait_held(2)
+    mount.source.wait_held()
     assert not (source / "newest").is_symlink()
     with Watcher(
         lambda: (
@@ -161,7 +161,7 @@ def test_staged_file_that_is_deleted_never_appears(mount, job):
     source, shown = job
     mount.source.hold(["rename"])
     save(shown, "step-2", TWO)
-    mount.source.wait_held(2)
+    mount.source.wait_held()
     shutil.rmtree(shown / "step-2")
     assert sorted(os.listdir(shown)) == ["latest", "step-1"]
     with Watcher(

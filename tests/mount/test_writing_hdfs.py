@@ -318,7 +318,7 @@ def test_acknowledged_bytes_survive_a_killed_daemon(elsewhere, place):
             acknowledge(job.shown)
             write_all(job.shown / "model", BIG)
         os.rename(kept.shown, kept.shown.with_name("final"))
-        mount.source.wait_held(2)
+        mount.source.wait_held()
         mount.process.kill()
         mount.process.wait()
     elsewhere.put("newer/step/model", NEW, replace=True)
