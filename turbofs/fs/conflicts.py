@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from functools import partial
 
 from turbofs.errors import NotFoundError, NotPermittedError
 from turbofs.fs.permissions import SEARCH, WRITE, oversees
 from turbofs.fs.tree import Tree
+from turbofs.fs.virtual import VirtualBytes, VirtualNode
 from turbofs.fs.writing import Writing
-from turbofs.model import Attributes, Caller, split
+from turbofs.model import Attributes, Caller, FileKind, FileVersion, split
 from turbofs.write.journal import ParkedRecord
 
 
@@ -72,6 +75,25 @@ class Conflicts:
         owner = record.owner if record.owner is not None else -1
         uid, _ = await self._tree.owners.resolve(owner, record.group if record.group is not None else -1)
         return oversees(caller.uid, uid)
+
+
+def parked_nodes(writing: Writing) -> dict[str, VirtualNode]:
+    """What `.turbofs/conflicts` holds: the parked bytes, to be read by those who could have read the file."""
+    parking = writing.writes.parking
+    return {
+        name_of(record): VirtualBytes(_attributes(record), partial(parking.open, record.id))
+        for record in parking.records()
+    }
+
+
+def _attributes(record: ParkedRecord) -> Attributes:
+    return Attributes(
+        kind=FileKind.FILE,
+        version=FileVersion(record.size, record.parked_ns, f"parked:{record.id}"),
+        mode=record.mode & 0o444,
+        owner=record.owner if record.owner is not None else os.geteuid(),
+        group=record.group if record.group is not None else os.getegid(),
+    )
 
 
 def name_of(record: ParkedRecord) -> str:

@@ -22,6 +22,7 @@ from turbofs.errors import (
     NotSupportedError,
     ReadOnlyError,
 )
+from turbofs.fs.conflicts import parked_nodes
 from turbofs.fs.events import EventBus
 from turbofs.fs.files import FileOpener
 from turbofs.fs.handles import DirectoryHandle, HandleTable
@@ -86,6 +87,7 @@ class FileSystem:
             lambda: self.reports.stats(),  # noqa: PLW0108  the reports are made after the tree that shows them
             lambda: json.dumps(self.status(), indent=1).encode() + b"\n",
             lambda: str(control_path or "/nonexistent"),
+            lambda: {} if self.room is None else parked_nodes(self.room.writing),
         )
         owners = OwnerMap(config.fs.owner_timeout_s)
         table = InodeTable(root)

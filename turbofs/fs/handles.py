@@ -86,6 +86,16 @@ class VirtualHandle:
         self.content = content
 
 
+class LocalFileHandle:
+    """A hidden file whose bytes lie in a local one; *descriptor* is closed with the handle."""
+
+    __slots__ = ("descriptor", "inode")
+
+    def __init__(self, inode: Inode, descriptor: int) -> None:
+        self.inode = inode
+        self.descriptor = descriptor
+
+
 class _NextBatch:
     """The batch after the one that is being handed out, fetched meanwhile in a task of *background*."""
 
@@ -195,7 +205,7 @@ class DirectoryHandle:
             await listing.aclose()
 
 
-FileHandle = ReadHandle | StagedHandle | VirtualHandle
+FileHandle = ReadHandle | StagedHandle | VirtualHandle | LocalFileHandle
 Handle = FileHandle | DirectoryHandle
 
 

@@ -8,11 +8,11 @@ attribute. That must not show names to those who may not search the real directo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from turbofs.errors import NotFoundError
 from turbofs.fs.inodes import Inode, InodeTable
-from turbofs.fs.virtual import HintMirror, VirtualDirectory, VirtualFile, VirtualLink, VirtualNode
+from turbofs.fs.virtual import HintMirror, VirtualBytes, VirtualDirectory, VirtualFile, VirtualLink, VirtualNode
 from turbofs.model import Attributes, DirectoryEntry, FileKind, FileVersion
 
 HIDDEN_NAME = ".turbofs"
@@ -22,6 +22,7 @@ _README = b"""This directory belongs to TurboFS. It is not listed; its names can
 stats        metrics of this mount, in Prometheus' text format
 status.json  sources, caches, open files and prefetches
 control      a symbolic link to the control socket
+conflicts/   bytes that were acknowledged and could not be published; see `turbofs conflicts`
 hints/PATH   takes a reader's hints for PATH:
              setfattr -n user.turbofs.prefetch -v all .turbofs/hints/PATH
 
@@ -30,18 +31,21 @@ docs/INTERFACE.md of TurboFS explains all of it.
 
 
 def hidden_tree(
-    render_stats: Callable[[], bytes], render_status: Callable[[], bytes], control_path: Callable[[], str]
+    render_stats: Callable[[], bytes],
+    render_status: Callable[[], bytes],
+    control_path: Callable[[], str],
+    conflicts: Callable[[], Mapping[str, VirtualNode]],
 ) -> VirtualDirectory:
-    """The tree under `.turbofs`."""
-    return VirtualDirectory(
-        {
-            "README": VirtualFile(lambda: _README),
-            "stats": VirtualFile(render_stats),
-            "status.json": VirtualFile(render_status),
-            "control": VirtualLink(control_path),
-            "hints": HintMirror("/"),
-        }
-    )
+    """The tree under `.turbofs`. *conflicts* tells what is parked now."""
+    children: dict[str, VirtualNode] = {
+        "README": VirtualFile(lambda: _README),
+        "stats": VirtualFile(render_stats),
+        "status.json": VirtualFile(render_status),
+        "control": VirtualLink(control_path),
+        "conflicts": VirtualDirectory(conflicts, listed=False),
+        "hints": HintMirror("/"),
+    }
+    return VirtualDirectory(lambda: children)
 
 
 class HiddenTree:
@@ -55,10 +59,11 @@ class HiddenTree:
         """The inode of a fixed hidden name; *parent* is the root or a hidden directory. Raises NotFoundError."""
         if parent is self._table.root:
             node: VirtualNode = self._top
-        elif isinstance(parent.virtual, VirtualDirectory) and name in parent.virtual.children:
-            node = parent.virtual.children[name]
         else:
-            raise NotFoundError(f"no {name!r} in the hidden directory; see its README")
+            found = parent.virtual.children().get(name) if isinstance(parent.virtual, VirtualDirectory) else None
+            if found is None:
+                raise NotFoundError(f"no {name!r} in the hidden directory; see its README")
+            node = found
         return self._inode(parent, name, node, virtual_attributes(node))
 
     def refresh(self, inode: Inode) -> None:
@@ -74,7 +79,7 @@ class HiddenTree:
     def entries(self, directory: Inode) -> list[DirectoryEntry]:
         """What is listed in a fixed hidden directory."""
         assert isinstance(directory.virtual, VirtualDirectory)
-        return [DirectoryEntry(name, virtual_attributes(node)) for name, node in directory.virtual.children.items()]
+        return [DirectoryEntry(name, virtual_attributes(node)) for name, node in directory.virtual.children().items()]
 
     def _inode(self, parent: Inode, name: str, node: VirtualNode, attributes: Attributes) -> Inode:
         inode = self._table.child(parent, name)
@@ -96,8 +101,10 @@ def virtual_attributes(node: VirtualNode) -> Attributes:
             return _attributes(FileKind.FILE, 0o444, len(render()))
         case VirtualLink(target):
             return _attributes(FileKind.SYMLINK, 0o777, len(target()))
-        case VirtualDirectory():
-            return _attributes(FileKind.DIRECTORY, 0o555, 0)
+        case VirtualBytes(attributes):
+            return attributes
+        case VirtualDirectory(listed=listed):
+            return _attributes(FileKind.DIRECTORY, 0o555 if listed else 0o511, 0)
         case HintMirror():
             return _attributes(FileKind.DIRECTORY, 0o777, 0)
 

@@ -11,6 +11,8 @@ import stat
 from collections.abc import Callable
 from typing import NamedTuple
 
+import trio
+
 from turbofs.errors import (
     AlreadyExistsError,
     BadDescriptorError,
@@ -18,10 +20,10 @@ from turbofs.errors import (
     ReadOnlyError,
 )
 from turbofs.fs.files import FileOpener
-from turbofs.fs.handles import HandleTable, ReadHandle, StagedHandle, VirtualHandle
+from turbofs.fs.handles import HandleTable, LocalFileHandle, ReadHandle, StagedHandle, VirtualHandle
 from turbofs.fs.inodes import Inode
 from turbofs.fs.tree import Tree
-from turbofs.fs.virtual import VirtualFile
+from turbofs.fs.virtual import VirtualBytes, VirtualFile
 from turbofs.fs.write_room import WriteRoom
 from turbofs.fs.xattrs import ExtendedAttributes
 from turbofs.metrics import Metrics
@@ -63,6 +65,10 @@ class OpenFiles:
         if inode.virtual is not None:
             if writes:
                 raise ReadOnlyError("hidden files cannot be written", advice="see .turbofs/README")
+            if isinstance(inode.virtual, VirtualBytes):
+                local = LocalFileHandle(inode, inode.virtual.open())
+                inode.open_handles += 1
+                return Opened(self._handles.add(local), keep_cache=False, direct_io=False)
             content = inode.virtual.render() if isinstance(inode.virtual, VirtualFile) else b""
             inode.open_handles += 1
             return Opened(self._handles.add(VirtualHandle(inode, content)), keep_cache=False, direct_io=True)
@@ -107,6 +113,8 @@ class OpenFiles:
         handle = self._handles.file(handle_number)
         if isinstance(handle, VirtualHandle):
             return handle.content[offset : offset + length]
+        if isinstance(handle, LocalFileHandle):
+            return await trio.to_thread.run_sync(os.pread, handle.descriptor, length, offset)
         if isinstance(handle, StagedHandle):
             return await handle.staged.read(offset, length)
         if handle.inode.staged is not None:
@@ -146,6 +154,8 @@ class OpenFiles:
             if self._room is not None:
                 await self._room.writing.settle(handle.inode)
         else:
+            if isinstance(handle, LocalFileHandle):
+                os.close(handle.descriptor)
             self._tree.give_back(handle.inode)
 
     def outstanding_bytes(self, handle_number: int) -> int:

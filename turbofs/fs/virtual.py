@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from turbofs.model import Attributes
 
 
 @dataclass(frozen=True)
@@ -21,10 +23,19 @@ class VirtualLink:
 
 
 @dataclass(frozen=True)
-class VirtualDirectory:
-    """A directory with fixed children."""
+class VirtualBytes:
+    """A file whose bytes lie in a local file, which *open* opens for reading; *attributes* say whose it is."""
 
-    children: dict[str, VirtualNode] = field(default_factory=dict)
+    attributes: Attributes
+    open: Callable[[], int]
+
+
+@dataclass(frozen=True)
+class VirtualDirectory:
+    """A directory; *children* is asked each time. Without *listed*, names can be opened by all, and listed by root."""
+
+    children: Callable[[], Mapping[str, VirtualNode]]
+    listed: bool = True
 
 
 @dataclass(frozen=True)
@@ -34,4 +45,4 @@ class HintMirror:
     path: str
 
 
-VirtualNode = VirtualFile | VirtualLink | VirtualDirectory | HintMirror
+VirtualNode = VirtualFile | VirtualBytes | VirtualLink | VirtualDirectory | HintMirror

@@ -58,14 +58,14 @@ class Promises:
         self._spawn = spawn
         self._ended = ended
         self._reverted = reverted
-        self._waiting: dict[StagedFile, list[PendingAct]] = {}
+        self._waiting: dict[StagedFile, dict[PendingAct, int]] = {}  # with the content (generation) that each promised
         flusher.noted = flusher.naming.noted = self._note
         flusher.naming.traced = lambda file: file in self._waiting
 
     def waiting(self, file: StagedFile) -> PendingAct | None:
         """The newest promised publication of *file* that is still to come."""
         promised = self._waiting.get(file)
-        return promised[-1] if promised else None
+        return next(reversed(promised)) if promised else None
 
     def files(self) -> list[StagedFile]:
         """Files of which something is promised."""
@@ -97,6 +97,7 @@ class Promises:
         try:
             if waiting is not None and paths_of(waiting.act) == (file.path,) and not self._renamed_after(waiting):
                 self._journal.put(self._record(file, early))
+                self._waiting[file][waiting] = file.generation
                 return
             act = Publish(file.path, file.number, early)
             pending = self._acts.issue(act, deferred=True)
@@ -114,7 +115,7 @@ class Promises:
     def keep(self, file: StagedFile, pending: PendingAct) -> None:
         """Publish *file*, which is promised, in its turn."""
         file.users += 1
-        self._waiting.setdefault(file, []).append(pending)
+        self._waiting.setdefault(file, {})[pending] = file.acknowledged_generation
         self._spawn(self._keep, file, pending)
 
     def amend(self, file: StagedFile) -> None:
@@ -129,6 +130,15 @@ class Promises:
             self._journal.remove_file(file.number)
         except TurboError as error:
             _log.warning("the journal keeps a file that is gone", path=file.path, error=str(error))
+
+    async def kept_before(self, file: StagedFile, pending: PendingAct) -> None:
+        """Return when what was promised of *file* before *pending* has ended.
+
+        A publication waits its turn with the file's lock in hand, so that another one must not come before it.
+        """
+        for earlier in tuple(self._waiting.get(file, ())):
+            if earlier.sequence < pending.sequence:
+                await earlier.ended.wait()
 
     async def _keep(self, file: StagedFile, pending: PendingAct) -> None:
         act = pending.act
@@ -148,7 +158,7 @@ class Promises:
         except TurboError as failure:
             error = failure
         self._acts.finish(pending, error)
-        self._waiting[file].remove(pending)
+        del self._waiting[file][pending]
         if not self._waiting[file]:
             del self._waiting[file]
         if error is None:

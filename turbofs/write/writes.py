@@ -332,6 +332,7 @@ class Writes:
 
     async def _persist(self, file: StagedFile, pending: PendingAct, final: bool, outcome: _Outcome) -> None:
         try:
+            await self.promises.kept_before(file, pending)
             await self.flusher.publish(file, pending, final=final)
         except TurboError as error:
             outcome.error = error
