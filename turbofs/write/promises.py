@@ -148,11 +148,13 @@ class Promises:
             side = self._flusher.side(file)
             while True:
                 await self._flusher.publish(file, pending, final=not file.writers)
-                saved = side.generation >= file.acknowledged_generation
-                if file.unlinked or (saved and side.attributes_generation >= file.attributes_generation):
+                saved = side.generation >= self._waiting[file][pending]
+                shown = side.attributes_generation >= file.attributes_generation or self.waiting(file) is not pending
+                if file.unlinked or (saved and shown):
                     return  # else it was changed again, and promised, while this was on its way
 
         error: TurboError | None = None
+        await self.kept_before(file, pending)
         try:
             await patiently("publish", act.path, attempt)
         except TurboError as failure:
