@@ -233,7 +233,6 @@ class Workplace:
         for mountpoint in mount_table.turbofs_mounts():
             if mountpoint.startswith(f"{self.root}/"):
                 mount_point.detach(mountpoint, lazy=True)
-        shutil.rmtree(self.staging, ignore_errors=True)
 
     def _record_pid(self) -> int | None:
         """The daemon whose mount was usable last: it may be dead."""
@@ -287,6 +286,7 @@ def workplace() -> Iterator[Workplace]:
         place.clean()
         assert not place.mounted
         shutil.rmtree(root)
+        shutil.rmtree(place.staging, ignore_errors=True)
 
 
 def _memory() -> Path | None:
