@@ -42,13 +42,12 @@ from turbofs.write.acts import (
     SetAttributes,
 )
 from turbofs.write.staged_file import StagedFile
+from turbofs.write.sweeping import ORPHAN_S
 from turbofs.write.view import OnSource
 
 _log = structlog.get_logger(__name__)
 
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
-_ORPHAN_S = 24 * 3600.0
-"""A temporary file that nobody has written for a day was left by somebody who died."""
 
 
 class NameChanges:
@@ -233,7 +232,7 @@ class NameChanges:
             if not isinstance(located, OnSource):
                 raise
             swept = await sweep(
-                self._source.origin, located.path, older_than_s=_ORPHAN_S, now_ns=time.time_ns(), keep=()
+                self._source.origin, located.path, older_than_s=ORPHAN_S, now_ns=time.time_ns(), keep=()
             )
             if swept:
                 _log.info("temporary files of dead writers were deleted", directory=located.path, count=len(swept))

@@ -35,7 +35,7 @@ class Conflicts:
                 "base": record.base.token() if record.base is not None else None,
                 "mode": record.mode,
                 "owner": record.owner,
-                "hidden": f".turbofs/conflicts/{name_of(record)}",
+                "hidden": f"/.turbofs/conflicts/{name_of(record)}",
             }
             for record in self._writes.parking.records()
             if await self._may(record, caller)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import trio
@@ -53,6 +54,8 @@ from turbofs.source.base import Source
 from turbofs.write.staging import Staging
 from turbofs.write.view import LocalView
 
+_UPLOADS_SHARE = 4
+
 
 class FileSystem:
     """One mount's file system over *source*. Background work lives in *nursery*.
@@ -91,17 +94,21 @@ class FileSystem:
         )
         owners = OwnerMap(config.fs.owner_timeout_s)
         table = InodeTable(root)
+        memory_bytes = config.read.memory_bytes or default_memory_bytes()
         self.room: WriteRoom | None = None
         local = LocalSource(source, LocalView(), owners)
         if staging is not None:
             state = state_directory(config.fs, config.mount.mountpoint)
-            self.room = WriteRoom(source, staging, config.write, table, owners, hints, self._background, state)
+            # Buffers of uploads are a share of the one budget for buffers.
+            most = max(1, memory_bytes // _UPLOADS_SHARE // config.write.piece_bytes)
+            write = replace(config.write, uploads=min(config.write.uploads, most))
+            memory_bytes -= write.uploads * write.piece_bytes
+            self.room = WriteRoom(source, staging, write, table, owners, hints, self._background, state)
             local = self.room.local
         staged = self.room.writing if self.room is not None else NothingStaged()
         self.tree = Tree(local, config.fs, table, owners, staged, hidden, self._background)
         if self.room is not None:
             self.room.join(self.tree)
-        memory_bytes = config.read.memory_bytes or default_memory_bytes()
         cache = ExtentCache(MemoryBudget(memory_bytes, config.read.extent_bytes))
         fetcher = Fetcher(cache, config.read, self._background, metrics)
         self._files = FileOpener(local, self.tree.table, self.tree.names, fetcher, config.read, metrics)
@@ -115,6 +122,8 @@ class FileSystem:
         if self.room is not None:
             self.reports.writing = self.room.report
             self.reports.digest_of = self.room.writing.digest_of
+            self.reports.tell_more = self.room.tell
+            self.room.writes.flusher.naming.denied_owner = self._owners_denied
         self._xattrs = ExtendedAttributes(self.tree, hints, self._prefetches, self.reports, metrics, writes)
 
         self._open_files = OpenFiles(
@@ -344,6 +353,11 @@ class FileSystem:
         if self.room is None:
             raise ReadOnlyError("this mount only reads")
         return self.room
+
+    def _owners_denied(self) -> None:
+        self.reports.notes.append(
+            "what users create belongs to the daemon's identity: the source does not let it give files to others"
+        )
 
     def _drop_pages(self, number: int) -> None:
         self.pages_are_stale(number)

@@ -61,6 +61,8 @@ class Reports:
         """What is being written, staged and broken; None on a mount that only reads."""
         self.digest_of: Callable[[FileVersion], str | None] = lambda _version: None
         """The digest of what this mount has written, by version."""
+        self.tell_more: Callable[[Metrics], None] = lambda _metrics: None
+        """Brings metrics of other rooms up to date."""
         self.notes: list[str] = []
         """What the mount could not do as asked (kernel read-ahead, allow_other); shown in status and by the doctor."""
 
@@ -72,6 +74,7 @@ class Reports:
         self._metrics.budget_used_bytes.set(cache["resident_bytes"])
         self._metrics.evictions.inc(cache["evictions"] - self._evictions_told)
         self._evictions_told = cache["evictions"]
+        self.tell_more(self._metrics)
         return self._metrics.render()
 
     def mount(self, uid: int | None = None) -> dict[str, object]:

@@ -19,11 +19,13 @@ from turbofs.fs.local_source import LocalSource
 from turbofs.fs.owners import OwnerMap
 from turbofs.fs.tree import Tree
 from turbofs.fs.writing import Writing
+from turbofs.metrics import Metrics
 from turbofs.source.base import Source
 from turbofs.write.opening import close_staging
 from turbofs.write.recovery import delete_leftovers, recover
 from turbofs.write.saving import LEFT_FILE, Left, save, write_left
 from turbofs.write.staging import Staging
+from turbofs.write.sweeping import Sweeper
 from turbofs.write.writes import Writes
 
 _log = structlog.get_logger(__name__)
@@ -61,6 +63,7 @@ class WriteRoom:
         self.local = LocalSource(origin, self.writes.view, owners)
         self.writing = Writing(self.local, table, owners, hints, self.writes)
         self.writes.on_reverted = self._reverted
+        self.writes.flusher.published_in = Sweeper(origin, background).published_in
         self.writes.on_durability = self._durability_moved
 
     def join(self, tree: Tree) -> None:
@@ -71,7 +74,15 @@ class WriteRoom:
     def start(self) -> None:
         """Take up what an earlier mount left undone."""
         recovered = recover(self.writes, self._staging.area, self._staging.journal)
-        self._background.start_soon(delete_leftovers, self._origin, recovered)
+        self._background.start_soon(delete_leftovers, self._origin, self._staging.journal, recovered)
+
+    def tell(self, metrics: Metrics) -> None:
+        """Bring the metrics of writing up to date."""
+        metrics.staged_bytes.set(self._staging.area.used_bytes)
+        metrics.broken_files.set(len(self.writes.broken))
+        flusher = self.writes.flusher
+        metrics.uploaded_bytes.inc(flusher.uploaded_bytes)
+        flusher.uploaded_bytes = 0
 
     def report(self) -> dict[str, object]:
         """What `turbofs status` shows of writing."""

@@ -10,6 +10,7 @@ place. A source without renames (an object store) shows an object when it is com
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import structlog
 import trio
@@ -21,7 +22,7 @@ from turbofs.errors import (
     TurboError,
 )
 from turbofs.model import Attributes, Change, split
-from turbofs.source.base import Capability, Source
+from turbofs.source.base import Capability, Source, SourceWriter
 from turbofs.write.acts import Publish
 from turbofs.write.naming import Naming
 from turbofs.write.pending import PendingAct, PendingActs
@@ -58,6 +59,8 @@ class Flusher:
         """Told before a temporary file is made: whoever finds the journal has to know of it."""
         self.published: Callable[[StagedFile, Attributes], None] = lambda _file, _attributes: None
         """Told of each publication, with what the source says of the file then."""
+        self.published_in: Callable[[str], None] = lambda _directory: None
+        """Told of the directory of each publication, by its name on the source."""
 
     # --- what is known
 
@@ -86,10 +89,20 @@ class Flusher:
     def moved(self, old: str, new: str) -> None:
         """A directory or file was renamed on the source: temporaries under it went along."""
         for file, side in self._sides.items():
-            if side.upload is not None:
-                side.upload.path = _moved(side.upload.path, old, new)
-            side.retired = [_moved(path, old, new) for path in side.retired]
+            upload, retired = side.upload, [_moved(path, old, new) for path in side.retired]
+            follows = retired != side.retired
+            side.retired = retired
             file.base_path = _moved(file.base_path, old, new)
+            if upload is not None and upload.path != (path := _moved(upload.path, old, new)):
+                upload.path = path
+                follows = follows or not upload.named
+            if follows:
+                try:
+                    self.noted(file, side)
+                except TurboError as error:
+                    _log.warning(
+                        "a crash would leave a temporary file", path=upload.path if upload else "", error=str(error)
+                    )
 
     # --- publication
 
@@ -306,14 +319,29 @@ class Flusher:
             assert isinstance(pending.act, Publish)
             await self._acts.ready(pending)  # after which the directory is there, under the name of the act
             directory = OnSource(split(pending.act.path)[0])
-        temporary = temporary_beside(directory.path)
-        side.retired.append(temporary)
-        self.noted(file, side)
+        if side.recovered:
+            await self._delete_earlier(side)
         try:
-            writer = await self._source.create(temporary, mode=file.mode)
-        finally:
-            side.retired.remove(temporary)
+            writer = await self._create_beside(file, side, directory.path)
+        except NotFoundError:
+            if pending is None:
+                return None
+            assert isinstance(pending.act, Publish)
+            await self._acts.ready(pending)  # the directory was renamed just now, or is gone
+            writer = await self._create_beside(file, side, split(pending.act.path)[0])
+        # As it is called now: what is above may have been renamed while the source made it.
+        temporary = side.retired.pop()
         return Upload(file, writer, temporary, named=False)
+
+    async def _create_beside(self, file: StagedFile, side: SourceSide, directory: str) -> SourceWriter:
+        """A new temporary file in *directory*, whose path is the last of `side.retired` then."""
+        side.retired.append(temporary_beside(directory))
+        try:
+            self.noted(file, side)
+            return await self._source.create(side.retired[-1], mode=file.mode)
+        except BaseException:
+            side.retired.pop()
+            raise
 
     async def _tell(self, file: StagedFile, side: SourceSide, path: str, *, grown: bool) -> None:
         version = side.version
@@ -327,6 +355,7 @@ class Flusher:
             attributes = await self._source.stat_exact(path)
         side.version = attributes.version
         self.published(file, attributes)
+        self.published_in(split(path)[0])
 
     async def _drop_upload(self, file: StagedFile, side: SourceSide) -> None:
         upload, side.upload = side.upload, None
@@ -350,6 +379,13 @@ class Flusher:
         for path in side.retired:
             await self._delete(path)
         side.retired.clear()
+
+    async def _delete_earlier(self, side: SourceSide) -> None:
+        """Delete the temporary file of an earlier mount before there is another: the journal knows one of each file."""
+        for path in tuple(side.retired):
+            with suppress(NotFoundError):
+                await self._source.delete(path)
+            side.retired.remove(path)
 
     async def _delete(self, path: str) -> None:
         try:
