@@ -8,12 +8,13 @@ source under a temporary name is deleted when the source answers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
-from turbofs.errors import TurboError
+from turbofs.errors import NotFoundError, TurboError
 from turbofs.source.base import Source
 from turbofs.write.acts import Publish, Rename, is_below
 from turbofs.write.journal import ActRecord, FileRecord, Journal
@@ -36,7 +37,8 @@ class Recovered:
     files: int
     size_bytes: int
     acts: int
-    leftovers: tuple[str, ...]
+    leftovers: tuple[FileRecord, ...]
+    """Files that nobody was promised, of which the source has something under a temporary name."""
 
 
 def recover(writes: Writes, area: StagingArea, journal: Journal) -> Recovered:
@@ -45,7 +47,7 @@ def recover(writes: Writes, area: StagingArea, journal: Journal) -> Recovered:
     parked = {record.id for record in journal.parked()}
     present = area.data_files()
     files: dict[int, StagedFile] = {}
-    leftovers = [record.temporary for record in records.values() if record.temporary and not record.uploaded]
+    leftovers = []
     acts = sorted(journal.acts(), key=lambda record: record.seq)
     for record in acts:
         if isinstance(record.act, Publish):
@@ -65,9 +67,10 @@ def recover(writes: Writes, area: StagingArea, journal: Journal) -> Recovered:
             path.unlink(missing_ok=True)
     for number, left in records.items():
         if number not in files:
-            if left.temporary and left.uploaded:
-                leftovers.append(left.temporary)
-            journal.remove_file(number)
+            if left.temporary:
+                leftovers.append(left)
+            else:
+                journal.remove_file(number)
     size = sum(file.size for file in files.values())
     return Recovered(len(files), size, len(acts), tuple(leftovers))
 
@@ -103,13 +106,19 @@ def _follow(files: Iterable[StagedFile], act: Rename) -> None:
             file.path = act.new + file.path[len(act.old) :]
 
 
-async def delete_leftovers(source: Source, recovered: Recovered) -> None:
-    """Delete what uploads that nobody was promised left on the source. Never raises TurboError."""
-    for path in recovered.leftovers:
+async def delete_leftovers(source: Source, journal: Journal, recovered: Recovered) -> None:
+    """Delete what uploads that nobody was promised left on the source. Never raises TurboError.
+
+    What cannot be deleted now stays in the journal for the next mount.
+    """
+    for record in recovered.leftovers:
+        assert record.temporary is not None
         try:
-            await source.delete(path)
+            with suppress(NotFoundError):
+                await source.delete(record.temporary)
+            journal.remove_file(record.id)
         except TurboError as error:
-            _log.info("a temporary file of an earlier mount stays until it is swept", path=path, error=str(error))
+            _log.info("a temporary file of an earlier mount stays for now", path=record.temporary, error=str(error))
 
 
 def _file(
@@ -138,4 +147,6 @@ def _file(
     side.digest = record.digest
     if record.temporary and record.uploaded:
         side.resume = (record.temporary, record.uploaded)
+    elif record.temporary:
+        side.retired.append(record.temporary)
     return file
