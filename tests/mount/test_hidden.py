@@ -36,7 +36,7 @@ def test_hidden_tree_is_not_listed_and_opens_by_name(mount):
     hidden = mount.path / ".turbofs"
     assert ".turbofs" not in os.listdir(mount.path)
     assert hidden.is_dir()
-    assert sorted(os.listdir(hidden)) == ["README", "control", "hints", "stats", "status.json"]
+    assert sorted(os.listdir(hidden)) == ["README", "conflicts", "control", "hints", "stats", "status.json"]
     assert "hints" in (hidden / "README").read_text()
     for nowhere in (
         mount.path / "folder" / ".turbofs",

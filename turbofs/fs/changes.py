@@ -14,7 +14,6 @@ import structlog
 
 from turbofs.errors import (
     AlreadyExistsError,
-    CrossDeviceError,
     InvalidRequestError,
     IsADirectoryTurboError,
     NameTooLongError,
@@ -227,7 +226,7 @@ class NameChanges:
         try:
             await self._writes.change(act)
         except NotEmptyError:
-            await self._writes.abandoned()  # temporary files of what was deleted a moment ago
+            await self._writes.abandoning.wait_idle()  # temporary files of what was deleted a moment ago
             located = self._writes.view.locate(path)
             if not isinstance(located, OnSource):
                 raise
@@ -256,8 +255,6 @@ class NameChanges:
             raise ReadOnlyError("the hidden directory is the mount's own", advice="see .turbofs/README")
 
     def _new_path(self, parent: Inode, name: str) -> str:
-        if parent.virtual is not None:
-            raise CrossDeviceError("nothing can be moved into the hidden directory")
         self._require_ours(parent, name)
         if len(os.fsencode(name)) > NAME_LIMIT_BYTES:
             raise NameTooLongError(f"a name of more than {NAME_LIMIT_BYTES} bytes")

@@ -258,5 +258,7 @@ def _change(inode: Inode, seen: Attributes) -> Change:
 def _adopt(inode: Inode, seen: Attributes) -> None:
     version = inode.attributes.version
     if version.strong and not seen.version.strong:
-        seen = seen.with_version(version)
+        # What was compared with a file's version is the same; of a directory the cheap look tells all but the identity.
+        same = version if seen.kind is FileKind.FILE else seen.version._replace(file_id=version.file_id)
+        seen = seen.with_version(same)
     inode.attributes = seen

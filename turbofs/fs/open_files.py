@@ -97,6 +97,7 @@ class OpenFiles:
 
     async def mknod(self, parent_number: int, name: str, mode: int, caller: Caller) -> Inode:
         """mknod(2) of a regular file; the other kinds are not for a shared tree."""
+        self._writable()
         if not stat.S_ISREG(mode):
             raise NotSupportedError(
                 "pipes, sockets and devices cannot be made here", advice="make them on a local disk"

@@ -199,9 +199,7 @@ class StagedFile:
                 if gap.start > position:
                     await self._pread(position, buffer[position - offset : gap.start - offset])
                 if gap.length:
-                    await (await self._origin_file()).read_into(
-                        gap.start, buffer[gap.start - offset : gap.stop - offset]
-                    )
+                    await self._fetch(gap.start, buffer[gap.start - offset : gap.stop - offset])
                 position = gap.stop
             return
         await self._pread(offset, buffer)
@@ -251,6 +249,11 @@ class StagedFile:
         if origin is not None:
             await origin.aclose()
 
+    def base_is_now(self, version: FileVersion) -> None:
+        """Attributes of the base were set through this mount: it is *version* now, with the same bytes."""
+        if self._expected is not None:
+            self._expected = version
+
     async def hold_base(self) -> None:
         """Open the base now, because its name is about to go. Raises as the source does."""
         if self._missing:
@@ -283,16 +286,26 @@ class StagedFile:
                 self._origin = origin
             return self._origin
 
+    async def _fetch(self, start: int, buffer: memoryview) -> None:
+        """Fill *buffer* from the base. What this mount has published itself may have been completed meanwhile."""
+        try:
+            count = await (await self._origin_file()).read_into(start, buffer)
+        except StaleFileError:
+            if self._expected is not None:
+                raise
+            await self.rebase(self.base_path)
+            count = await (await self._origin_file()).read_into(start, buffer)
+        if count < len(buffer):
+            raise ShortReadError(f"{self.path} ended early on the source")
+
     async def _fill(self, start: int, stop: int) -> None:
         """Fetch [start, stop) as far as it is missing; keeps nothing where staging has no room."""
         start -= start % PAGE_BYTES
         for gap in self._missing.overlapping(start, stop):
             if not self._take_room(gap.start, gap.stop):
                 return
-            origin = await self._origin_file()
             buffer = bytearray(gap.length)
-            if await origin.read_into(gap.start, memoryview(buffer)) < gap.length:
-                raise ShortReadError(f"{self.path} ended early on the source")
+            await self._fetch(gap.start, memoryview(buffer))
             # What was written, or cut off, while this waited is newer than what was fetched.
             for still in self._missing.overlapping(gap.start, min(gap.stop, self.size)):
                 piece = memoryview(buffer)[still.start - gap.start : still.stop - gap.start]

@@ -56,7 +56,7 @@ class Writes:
         self._background = background
         self._files: set[StagedFile] = set()
         self._tasks = Tasks(background)
-        self._abandoning = Tasks(background)
+        self.abandoning = Tasks(background)
         self.view: LocalView[StagedFile] = LocalView()
         self.acts = PendingActs(iter(journal.next_id, None))
         self.broken = BrokenPaths(journal)
@@ -200,13 +200,9 @@ class Writes:
             if self.view.file(file.path) is file:
                 self.view.remove(file.path)
             if file.lock.locked():
-                self._abandoning.start_soon(self.flusher.abandon, file)  # a hanging source must not hold up names
+                self.abandoning.start_soon(self.flusher.abandon, file)  # a hanging source must not hold up names
             else:
                 await self.flusher.abandon(file)
-
-    async def abandoned(self) -> None:
-        """Return when everything that was to be taken back has been."""
-        await self._abandoning.wait_idle()
 
     def set_attributes(self, file: StagedFile, change: AttributeChange) -> None:
         """Change what *file* shows; the source is told when it is published, or now where it has it already."""
@@ -229,6 +225,7 @@ class Writes:
         """The attributes of *file* were changed on the source, which made it *version*."""
         if file in self._files:
             self.flusher.side(file).version = version
+            file.base_is_now(version)
 
     def has_on_source(self, file: StagedFile) -> bool:
         """Whether the source has, or will have by what is pending, something under the name of *file*."""
