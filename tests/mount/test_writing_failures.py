@@ -71,9 +71,9 @@ def test_failed_save_is_told_by_close(mount, corner, kind, act):
     if kind == "existing":
         assert durability(shown / "file") == "broken"
         assert "made to fail" in last_error(shown / "file")
-        assert in_child((shown / "file").read_bytes) == OLD, "here, too, once nobody has it open"
+        eventually(lambda: in_child((shown / "file").read_bytes) == OLD, "here, too, once nobody has it open")
     else:
-        assert not in_child((shown / "file").exists), "a file that never was is not there"
+        eventually(lambda: not in_child((shown / "file").exists), "a file that never was is not there")
     waited = mount.place.turbofs("wait", str(shown / "file"))
     assert waited.returncode == 1
     assert "made to fail" in waited.stderr
