@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from functools import partial
 
 import structlog
 
@@ -29,9 +30,9 @@ from turbofs.fs.inodes import Inode
 from turbofs.fs.local_source import LocalSource, changed
 from turbofs.fs.tree import NAME_LIMIT_BYTES, Tree
 from turbofs.fs.writing import Writing
-from turbofs.model import AttributeChange, Caller, FileKind, FileVersion
+from turbofs.model import AttributeChange, Caller, FileKind, FileVersion, join, split
 from turbofs.source.base import Capability
-from turbofs.source.orphans import sweep
+from turbofs.source.orphans import sweep, temporary_name
 from turbofs.write.acts import (
     Delete,
     DeleteDirectory,
@@ -45,6 +46,9 @@ from turbofs.write.sweeping import ORPHAN_S
 from turbofs.write.view import OnSource
 
 _log = structlog.get_logger(__name__)
+
+_COPIED_BYTES = 16 << 20
+"""What is open and about to lose its name is copied up to this size, so that its replacement is one step for everybody."""
 
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 
@@ -93,8 +97,8 @@ class NameChanges:
         if staged is not None and not self._writes.has_on_source(staged):
             await self._writes.unlink_now(staged)
         else:
-            await self._keep_readable(inode, staged)
-            await self._writes.change(Delete(path, _identity(inode, staged)))
+            act = Delete(path, _identity(inode, staged))
+            await self._writes.change(act, partial(self._keep_readable, inode, staged, path))
             if staged is not None:
                 await self._writes.unlink_now(staged)
         self._tree.table.remove(inode)
@@ -186,7 +190,7 @@ class NameChanges:
         if staged is not None and not writes.has_on_source(staged):
             # Nobody else knows the file yet: it gets its name when it is published.
             if target is not None:
-                await self._keep_readable(target, replaced)
+                await self._keep_content(target, replaced, new)
                 if replaced is not None:
                     await writes.unlink_now(replaced)
                 if replaced_on_source:
@@ -196,31 +200,56 @@ class NameChanges:
         if target is not None:
             if replaced is not None and not replaced_on_source:
                 await writes.unlink_now(replaced)
-            else:
-                await self._keep_readable(target, replaced)
             if target.is_directory and writes.files_below(new):
                 raise NotEmptyError(f"{new} is not empty")
         act = Rename(old, new, replace, _identity(moving, staged))
         if target is not None and target.is_directory and writes.changes.would_defer(act):
             await self._require_empty(new)
-        await writes.change(act)
+        before = None if target is None else partial(self._make_way, target, replaced, new)
+        await writes.change(act, before)
         if replaced is not None and replaced_on_source:
             await writes.unlink_now(replaced)
         if staged is not None:
             staged.path = new
 
-    async def _keep_readable(self, inode: Inode, staged: StagedFile | None) -> None:
-        """The name of *inode* is about to go: have at hand what those who have it open may still read."""
+    async def _keep_readable(self, inode: Inode, staged: StagedFile | None, path: str) -> bool:
+        """The file *inode*, which the source has as *path*, is to be deleted: have at hand what may still be read of it.
+
+        True where that took its name away already.
+        """
+        if await self._keep_content(inode, staged, path) or not inode.open_handles:
+            return False
+        return await self._park(inode, path)
+
+    async def _make_way(self, inode: Inode, staged: StagedFile | None, path: str) -> bool:
+        """As `_keep_readable`, for a file that another one is about to replace."""
+        await self._keep_readable(inode, staged, path)
+        return False
+
+    async def _keep_content(self, inode: Inode, staged: StagedFile | None, path: str) -> bool:
+        """Whether what is open of *inode* can be read without its name: because the source keeps it, or it is here now."""
         if not inode.open_handles or inode.kind is not FileKind.FILE:
-            return
-        keeps = Capability.KEEPS_OPEN in self._source.capabilities
-        if staged is not None:
-            if keeps:
+            return True
+        if Capability.KEEPS_OPEN in self._source.capabilities:
+            if staged is not None:
                 await staged.hold_base()
-            else:
-                await staged.fill_all()
-        elif not keeps and inode.reader is not None:
-            await self._writing.keep_content(inode)
+            return True
+        if staged is not None:
+            await staged.fill_all()
+            return True
+        if inode.reader is None:
+            return True
+        if inode.attributes.size > _COPIED_BYTES:
+            return False
+        await self._writing.keep_content(inode, path)
+        return True
+
+    async def _park(self, inode: Inode, path: str) -> bool:
+        """Give a large file that is open a hidden name until its last close, as a source that deletes at once needs it."""
+        hidden = join(split(path)[0], temporary_name())
+        await self._source.origin.rename(path, hidden, replace=False)
+        inode.parked_path = hidden
+        return True
 
     async def _delete_directory(self, path: str, act: DeleteDirectory) -> None:
         try:

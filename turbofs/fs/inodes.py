@@ -45,6 +45,7 @@ class Inode:
         "number",
         "open_handles",
         "parent",
+        "parked_path",
         "reader",
         "refreshed_at",
         "staged",
@@ -70,6 +71,8 @@ class Inode:
         self.virtual: VirtualNode | None = None
         self.staged: StagedFile | None = None
         """The local side of a file that this mount writes, or has written while it was open."""
+        self.parked_path: str | None = None
+        """Where the source keeps the content of a file that lost its name while it was open, until its last close."""
         self.direct_writers = 0
         """Handles whose writes pass the page cache by."""
         self.caching_handles = 0

@@ -154,6 +154,7 @@ class OpenFiles:
             await self._opener.close(handle)
             if self._room is not None:
                 await self._room.writing.settle(handle.inode)
+                self._room.forget_parked(handle.inode)
         else:
             if isinstance(handle, LocalFileHandle):
                 os.close(handle.descriptor)

@@ -76,6 +76,13 @@ class WriteRoom:
         recovered = recover(self.writes, self._staging.area, self._staging.journal)
         self._background.start_soon(delete_leftovers, self._origin, self._staging.journal, recovered)
 
+    def forget_parked(self, inode: Inode) -> None:
+        """A handle of *inode* was closed: after the last one nobody needs its content any more."""
+        path = inode.parked_path
+        if path is not None and not inode.open_handles:
+            inode.parked_path = None
+            self._background.start_soon(self._delete_parked, path)
+
     def tell(self, metrics: Metrics) -> None:
         """Bring the metrics of writing up to date."""
         metrics.staged_bytes.set(self._staging.area.used_bytes)
@@ -123,6 +130,12 @@ class WriteRoom:
                 )
         write_left(self._state, left if files else None)
         close_staging(self._staging, empty=left is None)
+
+    async def _delete_parked(self, path: str) -> None:
+        try:
+            await self._origin.delete(path)
+        except TurboError as error:
+            _log.info("a deleted file that was open stays until it is swept", path=path, error=str(error))
 
     def _reverted(self, paths: Iterable[str]) -> None:
         """Local names mean what the source says again: whoever has one looks it up anew."""

@@ -163,20 +163,22 @@ class Writing:
         # A source that knows names gives a new file its directory's group.
         return await self._owners.user_name(caller.uid), parent.attributes.group
 
-    async def keep_content(self, inode: Inode) -> None:
-        """Take all bytes of *inode* into staging: its name goes, and the source would not keep it for its readers."""
-        path, number = inode.path, inode.number
-        seen = await self._source.stat_exact(path)
-        staged = self.writes.update(path, seen, self._source.on_source(path))
+    async def keep_content(self, inode: Inode, path: str) -> None:
+        """Take all bytes of *inode*, which the source has as *path*, into staging: its name is about to go there.
+
+        Raises OutOfSpaceError where they do not fit, and as the source does.
+        """
+        seen = await self._source.origin.stat_exact(path)
+        staged = self.writes.update("", seen, path)
+        staged.unlinked = True
         try:
             await staged.fill_all()
         except BaseException:
             await self.writes.release(staged)
             raise
-        staged.unlinked = True
         self.bind(inode, staged)
         staged.users -= 1
-        self.pages_are_stale(number)
+        self.pages_are_stale(inode.number)
 
     # --- bytes
 

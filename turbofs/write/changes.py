@@ -41,8 +41,8 @@ _log = structlog.get_logger(__name__)
 _PAUSE_FIRST_S, _PAUSE_LIMIT_S = 0.2, 15.0
 """Between tries of what was acknowledged: the retrying source has waited already."""
 
-Before = Callable[[], Awaitable[None]]
-"""What has to happen right before an act is carried out; not remembered across a restart."""
+Before = Callable[[], Awaitable[bool]]
+"""What has to happen right before an act is carried out; not remembered across a restart. True: the act is done by it."""
 
 
 def may_pass(error: TurboError) -> bool:
@@ -115,9 +115,8 @@ class Changes:
             return False
         try:
             await self._acts.ready(pending)
-            if before is not None:
-                await before()
-            await self._execute(act)
+            if before is None or not await before():
+                await self._execute(act)
         finally:
             self._acts.finish(pending)
         return True
@@ -134,10 +133,9 @@ class Changes:
             if again and await self._is_done(act):
                 return
             again = True
-            if before is not None:
-                await before()
             try:
-                await self._execute(act)
+                if before is None or not await before():
+                    await self._execute(act)
             except NotFoundError:
                 if not isinstance(act, Delete | DeleteDirectory):
                     raise  # what was to go may be gone: its publication was given up when it lost its name

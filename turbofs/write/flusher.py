@@ -165,7 +165,7 @@ class Flusher:
             try:
                 await upload.sync()
                 return await file.let_go(upload.position, upload.path, self._source.open)
-            except (TurboError, ValueError, OSError) as error:
+            except (TurboError, OSError) as error:
                 _log.info("staged bytes stay", path=file.path, error=str(error))
                 return 0
 
@@ -264,11 +264,14 @@ class Flusher:
                 target = (await self._source.stat_exact(path)).version
             except NotFoundError:
                 return
-            if version.strong and target.file_id == version.file_id and target.size == file.size:
-                side.named, side.version, side.generation = True, target, file.generation
+            if version.strong and target.file_id == version.file_id:
+                side.named, side.version = True, target
+                if target.size == file.size:
+                    side.generation = file.generation
             return
         side.resume = None
-        if version.compare(now) is Change.REPLACED or now.size != file.size:
+        replaced = version.compare(now) is Change.REPLACED or now.size != file.size
+        if replaced or await self._source.being_written(temporary):  # synced, and never completed
             side.retired.append(temporary)
             return
         side.upload = Upload(file, None, temporary, position=now.size, named=False)

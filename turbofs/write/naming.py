@@ -7,6 +7,7 @@ left is more careful: it takes its name only where the target is what it was (se
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import structlog
@@ -27,6 +28,8 @@ from turbofs.write.upload import Upload
 
 _log = structlog.get_logger(__name__)
 
+_COMPARED_BYTES = 1 << 20
+
 
 class Naming:
     """The last step of a publication."""
@@ -34,8 +37,9 @@ class Naming:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._may_chown = True
+        self._identity = source.describe().get("user")
         self.noted: Callable[[StagedFile, SourceSide], None] = lambda _file, _side: None
-        """Told before a completed temporary file takes its name, where recovery needs to know it again."""
+        """Told before a temporary file takes its name, where recovery needs to know it again."""
         self.traced: Callable[[StagedFile], bool] = lambda _file: False
         """Whether recovery needs that: what nobody was promised is simply dropped."""
         self.denied_owner: Callable[[], None] = lambda: None
@@ -45,7 +49,7 @@ class Naming:
         await self.give_owner(upload.path, file.owner, file.group)
         if side.recovered:
             await self._require_unchanged(file, side, path)
-        if upload.complete and upload.version is None and self.traced(file):
+        if upload.version is None and self.traced(file):
             upload.version = (await self._source.stat_exact(upload.path)).version
             self.noted(file, side)
         if not side.named:
@@ -83,11 +87,32 @@ class Naming:
         if known is None:
             raise ConflictError(f"{path} was made elsewhere meanwhile")
         change = known.compare(now)
-        # What this mount had under that name already may have grown by its own appends since it was noted.
-        own = file.base is None or known.file_id != file.base.file_id
-        grown = change is Change.GREW and (now.size == known.size or (own and now.size <= file.size))
-        if change is not Change.SAME and not grown:
-            raise ConflictError(f"{path} was changed elsewhere meanwhile")
+        if change is Change.SAME:
+            return
+        # The earlier mount may have appended in place since it was noted: then these are the bytes that are staged.
+        if change is Change.GREW and await self._begins(file, path, known.size, now.size):
+            return
+        raise ConflictError(f"{path} was changed elsewhere meanwhile")
+
+    async def _begins(self, file: StagedFile, path: str, start: int, stop: int) -> bool:
+        """Whether bytes [start, stop) of *path* on the source are those of *file*."""
+        if start == stop:
+            return True
+        if stop > file.size:
+            return False
+        target = await self._source.open(path)
+        try:
+            for offset in range(start, stop, _COMPARED_BYTES):
+                length = min(_COMPARED_BYTES, stop - offset)
+                theirs, ours = bytearray(length), bytearray(length)
+                if await target.read_into(offset, memoryview(theirs)) < length:
+                    return False
+                await file.read_into(offset, memoryview(ours))
+                if theirs != ours:
+                    return False
+        finally:
+            await target.aclose()
+        return True
 
     async def _is_being_written(self, path: str) -> bool:
         try:
@@ -99,13 +124,19 @@ class Naming:
         """Give what this mount made at *path* to whom it was made for, where the source lets this identity do that."""
         if not self._may_chown or (owner is None and group is None):
             return
-        if Capability.OWNERS not in self._source.capabilities:
+        if Capability.OWNERS not in self._source.capabilities or self._is_own(owner, group):
             return
         try:
             await self._source.set_attributes(path, AttributeChange(owner=owner, group=group))
         except (AccessDeniedError, NotPermittedError, NotSupportedError):
             self._may_chown = False
             self.denied_owner()
+
+    def _is_own(self, owner: str | int | None, group: str | int | None) -> bool:
+        """Whether what this identity makes belongs to them anyway. A source that knows names gives its directory's group."""
+        if isinstance(owner, int):
+            return (owner, group) == (os.geteuid(), os.getegid())
+        return owner is not None and owner == self._identity
 
     def _change(self, file: StagedFile, side: SourceSide) -> AttributeChange | None:
         """What the source has to be told of attributes; a new temporary file has its mode and owner from the start."""

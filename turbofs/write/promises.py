@@ -147,7 +147,7 @@ class Promises:
         async def attempt() -> None:
             side = self._flusher.side(file)
             while True:
-                await self._flusher.publish(file, pending, final=not file.writers)
+                await self._flusher.publish(file, pending, final=file.writers <= file.closed_writers)
                 saved = side.generation >= self._waiting[file][pending]
                 shown = side.attributes_generation >= file.attributes_generation or self.waiting(file) is not pending
                 if file.unlinked or (saved and shown):
@@ -185,6 +185,8 @@ class Promises:
                 self._journal.remove_act(pending.sequence)
                 if file not in self._waiting:
                     self._journal.remove_file(file.number)
+                else:
+                    self.amend(file)  # what the source has by now is this file's own
         except TurboError as error:
             _log.warning("the journal keeps a publication that has ended", error=str(error))
 

@@ -93,6 +93,8 @@ class StagedFile:
         self._origin: SourceFile | None = None
         self._open_source: OpenSource | None = None
         self._expected: FileVersion | None = None
+        self._epoch = 0
+        """Moves when the missing bytes are elsewhere: what was fetched before may be older than what is there."""
         self._opening = trio.Lock()
 
     # --- made
@@ -227,13 +229,15 @@ class StagedFile:
     async def let_go(self, stop: int, path: str, open_source: OpenSource) -> int:
         """Drop the bytes [0, *stop*) here: they are in *path* on the source. Returns how many bytes were freed.
 
-        Raises ValueError where other bytes are missing after *stop*.
+        None where bytes after *stop* are missing too, or something before it has changed by now.
         """
         stop -= stop % PAGE_BYTES
         if self._missing.overlapping(stop, self.size):
-            raise ValueError("bytes behind the dropped ones are elsewhere")
+            return 0
         self._open_source = open_source
         await self.rebase(path)
+        if self.changed_from < stop:
+            return 0
         self._missing.add(0, stop)
         _punch(self._fd, 0, stop)
         self.let_go_bytes = stop
@@ -245,6 +249,7 @@ class StagedFile:
     async def rebase(self, path: str) -> None:
         """What is missing here is in *path* on the source from now on: an upload's file, or what was just published."""
         self.base_path, self._expected = path, None
+        self._epoch += 1
         origin, self._origin = self._origin, None
         if origin is not None:
             await origin.aclose()
@@ -304,8 +309,10 @@ class StagedFile:
         for gap in self._missing.overlapping(start, stop):
             if not self._take_room(gap.start, gap.stop):
                 return
-            buffer = bytearray(gap.length)
+            buffer, epoch = bytearray(gap.length), self._epoch
             await self._fetch(gap.start, memoryview(buffer))
+            if epoch != self._epoch:
+                await self._fetch(gap.start, memoryview(buffer))
             # What was written, or cut off, while this waited is newer than what was fetched.
             for still in self._missing.overlapping(gap.start, min(gap.stop, self.size)):
                 piece = memoryview(buffer)[still.start - gap.start : still.stop - gap.start]
