@@ -291,7 +291,7 @@ def test_node_that_dies_after_an_early_acknowledgement_leaves_a_loadable_checkpo
     (job / "latest").write_text("step-1")
     with place.direct("write.drain=1s") as mount:
         shown = mount.path / "job"
-        for held, expected in (("complete", OLDER), ("nothing", WEIGHTS)):
+        for held, expected in (("rename", OLDER), ("nothing", WEIGHTS)):
             if held != "nothing":
                 mount.source.hold([held])
             shutil.rmtree(shown / "step-2", ignore_errors=True)
@@ -314,7 +314,7 @@ def test_old_node_that_comes_back_does_not_overwrite_a_newer_save(place):
     (place.source / "step-7").mkdir()
     with place.direct("write.drain=1s") as mount:
         acknowledge(mount.path / "step-7")
-        mount.source.hold(["complete"])
+        mount.source.hold(["rename"])
         write_all(mount.path / "step-7" / "model", OLDER)
         mount.process.kill()
         mount.process.wait()

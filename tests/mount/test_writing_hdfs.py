@@ -280,7 +280,7 @@ def test_closes_by_others_in_the_middle_of_a_save_publish_nothing(corner):
 def test_staged_files_reach_hdfs_in_order(mount, corner):
     corner.put("step-1/model", OLD)
     corner.put("latest", b"step-1")
-    mount.source.hold(["complete"])
+    mount.source.hold(["rename"])
     (corner.shown / "step-2.tmp").mkdir()
     acknowledge(corner.shown / "step-2.tmp")
     write_all(corner.shown / "step-2.tmp" / "model", BIG)
@@ -313,7 +313,7 @@ def test_acknowledged_bytes_survive_a_killed_daemon(elsewhere, place):
     kept, newer = (Corner(elsewhere, f"{name}/step", place.mountpoint) for name in ("kept", "newer"))
     newer.put("model", OLD)
     with place.direct(*options(elsewhere), source=elsewhere.uri) as mount:
-        mount.source.hold(["complete"])
+        mount.source.hold(["rename"])
         for job in (kept, newer):
             acknowledge(job.shown)
             write_all(job.shown / "model", BIG)

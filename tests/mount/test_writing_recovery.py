@@ -49,13 +49,13 @@ def persisted(*paths):
         eventually(lambda path=path: durability(path) == "persisted", f"{path.name} is persisted")
 
 
-@pytest.mark.parametrize("held", ["create", "write", "complete", "rename"])
+@pytest.mark.parametrize("held", [["create"], ["write"], ["complete", "sync"], ["rename"]], ids=lambda acts: acts[0])
 def test_acknowledged_bytes_survive_a_killed_daemon(place, step, held):
     source, shown = step
     big = content(20 * MIB + 3, seed=9)
     with place.direct(BRIEF_DRAIN) as mount:
         acknowledge(shown)
-        mount.source.hold([held])
+        mount.source.hold(held)
         write_all(shown / "new", NEW)
         write_all(shown / "big", big)
         fd = os.open(shown / "old", os.O_RDWR)  # copied on demand: what was not written is the source's
@@ -111,7 +111,7 @@ def test_renames_and_deletions_after_the_acknowledgement_are_followed(place, ste
     source, shown = step
     with place.direct(BRIEF_DRAIN) as mount:
         acknowledge(shown)
-        mount.source.hold(["complete"])
+        mount.source.hold(["rename"])
         for name in ("kept", "moved", "deleted"):
             write_all(shown / name, NEW)
         (shown / "deleted").unlink()
@@ -134,7 +134,7 @@ def test_order_survives_a_killed_daemon(place, step):
     source, shown = step
     (source.parent / "latest").write_text("step")
     with place.direct(BRIEF_DRAIN) as mount:
-        mount.source.hold(["complete"])
+        mount.source.hold(["rename"])
         (shown.parent / "next").mkdir()
         acknowledge(shown.parent / "next")
         write_all(shown.parent / "next" / "model", NEW)
@@ -171,7 +171,7 @@ def test_target_that_changed_meanwhile_is_not_overwritten(place, step, change):
     source, shown = step
     with place.direct(BRIEF_DRAIN) as mount:
         acknowledge(shown)
-        mount.source.hold(["complete"])
+        mount.source.hold(["rename"])
         write_all(shown / "old", NEW)
         kill(mount)
     change(source / "old")
@@ -200,7 +200,7 @@ def test_file_made_elsewhere_meanwhile_is_not_overwritten(place, step):
     source, shown = step
     with place.direct(BRIEF_DRAIN) as mount:
         acknowledge(shown)
-        mount.source.hold(["complete"])
+        mount.source.hold(["rename"])
         write_all(shown / "new", NEW)
         kill(mount)
     (source / "new").write_bytes(THEIRS)
@@ -214,7 +214,7 @@ def test_parked_bytes_are_read_published_and_dropped(place, step):
     source, shown = step
     with place.direct(BRIEF_DRAIN) as mount:
         acknowledge(shown)
-        mount.source.hold(["complete"])
+        mount.source.hold(["rename"])
         for name in ("a", "b", "c"):
             write_all(shown / name, name.encode() * MIB)
         kill(mount)
