@@ -131,6 +131,7 @@ class Writing:
     async def create(self, parent: Inode, name: str, mode: int, flags: int, caller: Caller) -> StagedHandle:
         """A new file, or what is there where *flags* allow it; its handle holds the inode. Raises AlreadyExistsError."""
         path = parent.child_path(name)
+        self._source.origin.require_name(path)
         try:
             seen = await self._source.stat(path)
         except NotFoundError:

@@ -27,6 +27,7 @@ from turbofs.model import (
     FileVersion,
     Space,
 )
+from turbofs.source.checks import require_utf8
 
 
 class Capability(enum.Enum):
@@ -171,6 +172,11 @@ class Source(ABC):
     async def create(self, path: str, *, mode: int = 0o644, replace: bool = False) -> SourceWriter:
         """Create a file. Without *replace* an existing name raises AlreadyExistsError."""
         raise self._unsupported("creating files", path)
+
+    def require_name(self, path: str) -> None:
+        """Raises BadNameError where nothing on this source can be called *path*. Asks nobody."""
+        if Capability.ARBITRARY_NAMES not in self.capabilities:
+            require_utf8(path)
 
     async def being_written(self, path: str) -> bool:
         """Whether some client has the file *path* open for writing, so that replacing it would destroy what it writes.

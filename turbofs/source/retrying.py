@@ -103,6 +103,9 @@ class RetryingSource(Source):
     async def block_locations(self, path: str, wanted: ByteRange) -> Sequence[BlockLocation]:
         return await self._retrier.run("locate", path, lambda: self.inner.block_locations(path, wanted))
 
+    def require_name(self, path: str) -> None:
+        self.inner.require_name(path)
+
     async def being_written(self, path: str) -> bool:
         return await self._retrier.run("look at", path, lambda: self.inner.being_written(path))
 

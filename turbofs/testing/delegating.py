@@ -67,6 +67,9 @@ class DelegatingSource(Source):
         writer = await self.around("create", path, lambda: self.inner.create(path, mode=mode, replace=replace))
         return _DelegatingWriter(self, path, writer)
 
+    def require_name(self, path: str) -> None:
+        self.inner.require_name(path)
+
     async def being_written(self, path: str) -> bool:
         return await self.around("being_written", path, lambda: self.inner.being_written(path))
 

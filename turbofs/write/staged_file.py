@@ -84,6 +84,8 @@ class StagedFile:
         self.acknowledged_size = 0
         """Bytes that were acknowledged early: what recovery goes by."""
         self.acknowledged_generation = 0
+        self.failed_generation = 0
+        """The content of which a close or fsync was told that it is not on the source: nobody expects it there."""
         self.let_go_bytes = 0
         """Bytes that only the temporary file on the source has, because staging was full."""
         self.lock = trio.Lock()

@@ -135,7 +135,7 @@ class Writes:
 
     def unpromised(self, file: StagedFile) -> bool:
         """Whether *file* holds bytes that neither the source has nor an acknowledgement covers."""
-        return self.is_dirty(file) and file.generation > file.acknowledged_generation
+        return self.is_dirty(file) and file.generation > max(file.acknowledged_generation, file.failed_generation)
 
     async def publish(self, file: StagedFile, early: Early | None, *, final: bool) -> None:
         """Do what close (*final*) or fsync promise for *file*; *early*: acknowledge as soon as it is staged.
@@ -332,7 +332,7 @@ class Writes:
             await self.promises.kept_before(file, pending)
             await self.flusher.publish(file, pending, final=final)
         except TurboError as error:
-            outcome.error = error
+            outcome.error, file.failed_generation = error, file.generation
             self.broken.mark(file.path, error)
         else:
             self.broken.heal(file.path)
