@@ -182,6 +182,9 @@ class HdfsSource(Source):
         create = self._writers.create_to_replace if replace else self._writers.create
         return await create(self._new(path), path, mode)
 
+    def require_name(self, path: str) -> None:
+        self._new(path)
+
     async def being_written(self, path: str) -> bool:
         """See `Source.being_written`.
 
