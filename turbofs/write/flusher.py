@@ -385,10 +385,12 @@ class Flusher:
 
     async def _delete_earlier(self, side: SourceSide) -> None:
         """Delete the temporary file of an earlier mount before there is another: the journal knows one of each file."""
-        for path in tuple(side.retired):
+        while side.retired:
+            path = side.retired[0]
             with suppress(NotFoundError):
                 await self._source.delete(path)
-            side.retired.remove(path)
+            if side.retired[0] == path:  # else what is above was renamed meanwhile
+                side.retired.pop(0)
 
     async def _delete(self, path: str) -> None:
         try:
