@@ -20,8 +20,10 @@ from turbofs.cli.status import list_mounts, mount_status
 from turbofs.cli.working_directory import absolute
 from turbofs.config import Config
 from turbofs.errors import TurboError
+from turbofs.fs.hint_store import state_directory
 from turbofs.fuse.kernel import may_allow_others
 from turbofs.wire import runtime_dir
+from turbofs.write.opening import staging_place
 
 if TYPE_CHECKING:
     from turbofs.source.base import Source
@@ -76,6 +78,10 @@ def _writing_checks(known: list[dict[str, object]], mountpoint: str | None, conf
             with contextlib.suppress(TurboError):  # it has ended since, and `daemon` is about that
                 results += writing.mount(place, mount_status(place), _owner(mount["pid"], uid), budget_bytes)
     directory = config.write.staging_dir
+    if directory is None and mountpoint is not None:
+        base = runtime_dir.runtime_base()
+        state = state_directory(config.fs, Path(mountpoint))
+        directory = staging_place(config.write, runtime_dir.mount_name(mountpoint, base), base, state)
     if directory is not None:
         results += [staging.usable(directory), *staging.leftover(directory, mountpoint)]
         if not any(result.name == staging.NAME for result in results):
