@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import asynccontextmanager
 
@@ -15,6 +16,7 @@ from turbofs.source.hdfs import HdfsSource
 from turbofs.source.retrying import RetryingSource
 from turbofs.testing.conformance_base import content, names_in, read_file, write_file
 from turbofs.testing.hdfs_cluster import HdfsCluster
+from turbofs.testing.waiting import eventually
 
 pytestmark = pytest.mark.hdfs
 
@@ -48,6 +50,21 @@ async def read(file, offset, length):
     buffer = bytearray(length)
     count = await file.read_into(offset, memoryview(buffer))
     return bytes(buffer[:count])
+
+
+def live_datanodes(cluster):
+    """HOST:PORT of each DataNode that the NameNode believes in."""
+    return set(json.loads(cluster.jmx("Hadoop:service=NameNode,name=NameNodeInfo").get("LiveNodes", "{}")))
+
+
+async def until_back(cluster, index, before):
+    """Start a killed DataNode again, and wait until its new ports have taken the place of the old ones (*before*)."""
+    cluster.start_datanode(index)
+    await trio.to_thread.run_sync(
+        eventually,
+        lambda: len(now := live_datanodes(cluster)) == cluster.datanodes and now != before,
+        "DataNode is back",
+    )
 
 
 async def until_it_works(act, timeout_s=60.0):
@@ -90,6 +107,7 @@ async def test_a_datanode_killed_mid_read_and_trap_7_a_pipeline_with_a_dead_data
     async with connected(fragile) as source:
         file = await source.open("/f")
         assert await read(file, 0, 2 << 20) == DATA[: 2 << 20]
+        before = live_datanodes(fragile)
         fragile.workers[1].kill()
         try:
             assert await read(file, 2 << 20, 6 << 20) == DATA[2 << 20 :]
@@ -99,8 +117,7 @@ async def test_a_datanode_killed_mid_read_and_trap_7_a_pipeline_with_a_dead_data
             for number in range(6):
                 assert await read_file(source, f"/new-{number}") == b"%d" % number
         finally:
-            fragile.start_datanode(1)
-            await trio.to_thread.run_sync(fragile.wait_ready)
+            await until_back(fragile, 1, before)
 
 
 async def test_a_namenode_that_is_restarted(fragile):
@@ -277,7 +294,7 @@ async def test_safe_mode_is_waited_for(fragile):
 
 @pytest.mark.parametrize("synced", [False, True])
 async def test_a_datanode_that_dies_after_the_file_was_renamed(fragile, synced):
-    """The pipeline is mended by the file's id: nothing appears under the old name."""
+    """The pipeline goes on with the DataNodes that are left, and nothing appears under the old name."""
     async with connected(fragile, operation_timeout_s=30) as source:
         writer = await source.create("/.mended")
         await source.set_replication("/.mended", 3)
@@ -285,6 +302,7 @@ async def test_a_datanode_that_dies_after_the_file_was_renamed(fragile, synced):
         if synced:
             await writer.sync()
         await source.rename("/.mended", "/mended", replace=synced)
+        before = live_datanodes(fragile)
         fragile.workers[0].kill()
         try:
             await writer.write(memoryview(DATA[2 << 20 :]))
@@ -296,8 +314,7 @@ async def test_a_datanode_that_dies_after_the_file_was_renamed(fragile, synced):
             assert ".mended" not in names
             await source.delete("/mended")
         finally:
-            fragile.start_datanode(0)
-            await trio.to_thread.run_sync(fragile.wait_ready)
+            await until_back(fragile, 0, before)
 
 
 async def test_trap_10_a_datanode_that_dies_mid_write(fragile):
@@ -306,6 +323,7 @@ async def test_trap_10_a_datanode_that_dies_mid_write(fragile):
         await source.set_replication("/long", 3)
         await writer.write(memoryview(DATA[: 1 << 20]))
         await writer.sync()
+        before = live_datanodes(fragile)
         fragile.workers[2].kill()
         try:
             await writer.write(memoryview(DATA[1 << 20 :]))
@@ -313,5 +331,4 @@ async def test_trap_10_a_datanode_that_dies_mid_write(fragile):
             await writer.aclose()
             assert await read_file(source, "/long") == DATA
         finally:
-            fragile.start_datanode(2)
-            await trio.to_thread.run_sync(fragile.wait_ready)
+            await until_back(fragile, 2, before)

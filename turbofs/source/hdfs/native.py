@@ -25,6 +25,7 @@ PERMISSION_BITS = 0o1777
 """HDFS knows the sticky bit and neither set-user-id nor set-group-id; higher bits flag ACLs and encryption."""
 
 INODES = "/.reserved/.inodes/"
+_BEST_EFFORT = "dfs.client.block.write.replace-datanode-on-failure.best-effort"
 
 
 class ByteReader(Protocol):
@@ -73,6 +74,9 @@ class NativeClient:
         """*socket_timeout_s*: how long a DataNode may be silent before the next replica is tried; None: Hadoop's."""
         self._servers = servers
         self._overrides = _without_own_retries(servers)
+        # A pipeline that lost a DataNode goes on with those that are left where no other can be had. By default the write
+        # would fail: in a small cluster, and after the file was renamed, because hdfs-native asks by the path that it knows.
+        self._overrides[_BEST_EFFORT] = servers.settings.get(_BEST_EFFORT, "true")
         if socket_timeout_s is not None:
             self._overrides["dfs.client.socket-timeout"] = str(max(1, round(socket_timeout_s * 1000)))
         self._pid = os.getpid()
