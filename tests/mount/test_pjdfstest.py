@@ -26,7 +26,7 @@ _EVERYWHERE = {
     "rename::preserve_metadata::regular": _HARD_LINK,
     "unlink::unchanged_ctime_failed::regular": _HARD_LINK,
     "unlink::update_ctime_success::regular": _HARD_LINK,
-    "ftruncate::unchanged_ctime_failed": "a new file without a byte comes to be on the source at its close, with the times of then",
+    "ftruncate::unchanged_ctime_failed": "a new file without a byte is made on the source at its close, with the times of then",
 }
 EXCLUSIONS: dict[str, dict[str, str]] = {
     PLAIN: {},
