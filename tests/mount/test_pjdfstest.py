@@ -45,6 +45,10 @@ EXCLUSIONS: dict[str, dict[str, str]] = {
 MOST_EXCLUSIONS = 25
 
 
+LARGE = {"open::interact_2gb"}
+"""Tests that leave 2 GiB of zeros on the source, several times over on HDFS."""
+
+
 def tries_a_missing_type(name, kind):
     """The one rule for types of files that the source of this kind has not: by the words in the name of the test."""
     syscall, *rest = name.split("::")
@@ -71,12 +75,15 @@ def names():
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="acts as several users: needs root")
-def test_posix_holds(tree, need_tool, elsewhere, request):
+@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.long)], ids=["small", "large"])
+def test_posix_holds(tree, need_tool, elsewhere, request, large):
     need_tool("pjdfstest")
-    tried = [name for name in request.getfixturevalue("names") if not tries_a_missing_type(name, tree.kind)]
-    excluded = EXCLUSIONS[tree.kind]
-    assert len(excluded) <= MOST_EXCLUSIONS
-    assert set(excluded) <= set(tried), "an exclusion names no test, or one that the rule for types covers"
+    known = [name for name in request.getfixturevalue("names") if not tries_a_missing_type(name, tree.kind)]
+    assert set(known) > LARGE
+    assert len(EXCLUSIONS[tree.kind]) <= MOST_EXCLUSIONS
+    assert set(EXCLUSIONS[tree.kind]) <= set(known), "an exclusion names no test, or one that the rule for types covers"
+    tried = [name for name in known if (name in LARGE) == large]
+    excluded = [name for name in tried if name in EXCLUSIONS[tree.kind]]
     result = failed(run_pjdfstest(tree.path, other=elsewhere, names=tried, limit_s=120))
     wrong = [f"{name}: {why}" for name, why in result.items() if name not in excluded]
     wrong += [f"{name}: passes, exclude it no longer" for name in excluded if name not in result]

@@ -14,7 +14,6 @@ from turbofs.testing.trees import FILE, HDFS, PLAIN, writable_tree
 
 pytestmark = pytest.mark.mount
 
-TRANSACTIONS = {PLAIN: 1000, FILE: 1000, HDFS: 50}
 GIT_FILES = {PLAIN: 300, FILE: 300, HDFS: 60}
 GIT_COMMITS = 40
 GIT_ENVIRONMENT = {
@@ -26,14 +25,6 @@ GIT_ENVIRONMENT = {
     "GIT_COMMITTER_EMAIL": "test@localhost",
     "GIT_TERMINAL_PROMPT": "0",
 }
-
-
-@pytest.fixture(params=[PLAIN, FILE, pytest.param(HDFS, marks=pytest.mark.hdfs)])
-def own_tree(request):
-    """A tree of this test's own, for tests that mount anew."""
-    cluster = request.getfixturevalue("hdfs") if request.param == HDFS else None
-    with writable_tree(request.param, cluster) as made:
-        yield made
 
 
 # --- fio: every block carries a checksum and the place where it belongs
@@ -121,7 +112,23 @@ def test_git_clones_commits_and_checks(tree, need_tool, tmp_path):
 # --- SQLite: journals, locks and syncs in its default mode
 
 
-def test_sqlite_is_whole_after_many_transactions(own_tree):
+@pytest.fixture
+def own_tree(request, kind):
+    """A tree of this test's own, for it mounts anew."""
+    with writable_tree(kind, request.getfixturevalue("hdfs") if kind == HDFS else None) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("kind", "transactions"),
+    [
+        (PLAIN, 1000),
+        (FILE, 200),
+        pytest.param(FILE, 1000, marks=pytest.mark.long),
+        pytest.param(HDFS, 50, marks=pytest.mark.hdfs),
+    ],
+)
+def test_sqlite_is_whole_after_many_transactions(own_tree, transactions):
     path = own_tree.path / "database"
     wanted = {}
 
@@ -131,7 +138,7 @@ def test_sqlite_is_whole_after_many_transactions(own_tree):
 
     with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE entry (number INTEGER PRIMARY KEY, body BLOB)")
-        for number in range(TRANSACTIONS[own_tree.kind]):
+        for number in range(transactions):
             wanted[number] = os.urandom(number % 700)
             wanted[number // 2] = os.urandom(100)
             with database:
