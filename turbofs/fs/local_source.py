@@ -5,7 +5,10 @@ As long as nothing is pending and nothing is staged, every path means itself, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import trio
 
 from turbofs.errors import InvalidRequestError, IsADirectoryTurboError, NotADirectoryTurboError, NotFoundError
 from turbofs.fs.owners import OwnerMap
@@ -14,6 +17,8 @@ from turbofs.source.base import Capability, Listing, Source, SourceFile
 from turbofs.source.orphans import is_temporary_name
 from turbofs.write.staged_file import StagedFile
 from turbofs.write.view import LocalView, Located, MadeDirectory, MadeLink, OnSource, StagedName
+
+T = TypeVar("T")
 
 
 class LocalSource(Source):
@@ -24,6 +29,8 @@ class LocalSource(Source):
         self.uri = origin.uri
         self._view = view
         self._owners = owners
+        self.moved: Callable[[str], Awaitable[None]] = _at_once
+        """Returns when no rename of, or above, a path of the source is under way which *view* does not show as done."""
 
     @property
     def capabilities(self) -> frozenset[Capability]:  # type: ignore[override]  # HDFS's change while it is mounted
@@ -33,28 +40,24 @@ class LocalSource(Source):
         await self.origin.connect()
 
     async def stat(self, path: str) -> Attributes:
-        located = self._locate(path)
-        if isinstance(located, OnSource):
-            return self._as_pending(path, await self.origin.stat(located.path))
-        return self._local(path, located)
+        return await self._attributes(path, self.origin.stat)
 
     async def stat_exact(self, path: str) -> Attributes:
-        located = self._locate(path)
-        if isinstance(located, OnSource):
-            return self._as_pending(path, await self.origin.stat_exact(located.path))
-        return self._local(path, located)
+        return await self._attributes(path, self.origin.stat_exact)
 
     async def list(self, path: str) -> Listing:
+        # What is known here is taken down before the source is asked: what is published or moved meanwhile is in both.
+        names, hidden = self._view.names_below(path), self._view.hidden_below(path)
         located = self._locate(path)
         if isinstance(located, OnSource):
-            return _LocalListing(self, self._view, path, await self.origin.list(located.path))
+            return _LocalListing(self, path, names, hidden, await self._ask(path, self.origin.list))
         if isinstance(located, MadeDirectory):
-            return _LocalListing(self, self._view, path, None)
+            return _LocalListing(self, path, names, hidden, None)
         self._local(path, located)
         raise NotADirectoryTurboError(f"{path} is not a directory")
 
     async def open(self, path: str) -> SourceFile:
-        return await self.origin.open(self.on_source(path))
+        return await self._ask(path, self.origin.open)
 
     async def readlink(self, path: str) -> str:
         located = self._locate(path)
@@ -63,10 +66,10 @@ class LocalSource(Source):
         if not isinstance(located, OnSource):
             self._local(path, located)
             raise InvalidRequestError(f"{path} is not a symbolic link")
-        return await self.origin.readlink(located.path)
+        return await self._ask(path, self.origin.readlink)
 
     async def open_local(self, path: str, version: FileVersion) -> int:
-        return await self.origin.open_local(self.on_source(path), version)
+        return await self._ask(path, lambda there: self.origin.open_local(there, version))
 
     async def space(self) -> Space:
         return await self.origin.space()
@@ -92,6 +95,24 @@ class LocalSource(Source):
         if isinstance(located, MadeDirectory):
             raise IsADirectoryTurboError(f"{path} is a directory")
         raise NotFoundError(f"{path} is not on the source yet")
+
+    async def _attributes(self, path: str, stat: Callable[[str], Awaitable[Attributes]]) -> Attributes:
+        located = self._locate(path)
+        if isinstance(located, OnSource):
+            return self._as_pending(path, await self._ask(path, stat))
+        return self._local(path, located)
+
+    async def _ask(self, path: str, call: Callable[[str], Awaitable[T]]) -> T:
+        """*call* with what *path* is called on the source, also where that changes while it is asked."""
+        while True:
+            there = self.on_source(path)
+            try:
+                return await call(there)
+            except NotFoundError:
+                await self.moved(there)
+                located = self._locate(path)
+                if not isinstance(located, OnSource) or located.path == there:
+                    raise
 
     def _local(self, path: str, located: Located[StagedFile]) -> Attributes:
         match located:
@@ -122,6 +143,10 @@ class LocalSource(Source):
         return seen if change is None else changed(seen, change)
 
 
+async def _at_once(_path: str) -> None:
+    await trio.lowlevel.checkpoint()
+
+
 def changed(attributes: Attributes, change: AttributeChange) -> Attributes:
     """*attributes* with *change* made."""
     version = attributes.version
@@ -142,10 +167,18 @@ class _LocalListing(Listing):
     Temporary files of uploads are not shown: nobody else's business, and gone when they are complete.
     """
 
-    def __init__(self, source: LocalSource, view: LocalView[StagedFile], path: str, inner: Listing | None) -> None:
+    def __init__(
+        self,
+        source: LocalSource,
+        path: str,
+        names: Sequence[tuple[str, Located[StagedFile]]],
+        hidden: frozenset[str],
+        inner: Listing | None,
+    ) -> None:
         self._source = source
-        self._view = view
         self._path = path
+        self._names = names
+        self._hidden = hidden
         self._inner = inner
         self._given: set[str] | None = None
 
@@ -171,7 +204,7 @@ class _LocalListing(Listing):
 
     async def _local_entries(self) -> list[DirectoryEntry]:
         entries = []
-        for name, located in self._view.names_below(self._path):
+        for name, located in self._names:
             path = join(self._path, name)
             try:
                 attributes = self._source.entry(path, located) or await self._source.stat(path)
@@ -185,4 +218,4 @@ class _LocalListing(Listing):
             return False
         if name in (self._given or ()):
             return False
-        return self._view.empty or not self._view.is_hidden(self._path, name)
+        return name not in self._hidden

@@ -61,6 +61,7 @@ class WriteRoom:
         self._durability = trio.Event()
         self.writes = Writes(origin, staging.area, staging.journal, config, background)
         self.local = LocalSource(origin, self.writes.view, owners)
+        self.local.moved = self.writes.changes.moved
         self.writing = Writing(self.local, table, owners, hints, self.writes)
         self.writes.on_reverted = self._reverted
         self.writes.flusher.published_in = Sweeper(origin, background).published_in

@@ -7,7 +7,8 @@ and again while the source does not answer. If it fails then, that is recorded, 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import structlog
 import trio
@@ -29,6 +30,7 @@ from turbofs.write.acts import (
     Publish,
     Rename,
     SetAttributes,
+    is_below,
 )
 from turbofs.write.flusher import Flusher
 from turbofs.write.journal import ActRecord, Journal
@@ -91,6 +93,7 @@ class Changes:
         self._journal = journal
         self._flusher = flusher
         self._spawn = spawn
+        self._moves: dict[Rename, trio.Event] = {}  # deferred, and being carried out now
         self.failed: Callable[[PendingAct, TurboError], None] = lambda _pending, _error: None
         """Told of each deferred act that failed, once it has ended."""
 
@@ -143,15 +146,33 @@ class Changes:
         error: TurboError | None = None
         try:
             await self._acts.ready(pending)
-            await patiently(type(act).__name__, str(getattr(act, "path", getattr(act, "old", ""))), attempt)
+            with self._moving(act):
+                await patiently(type(act).__name__, str(getattr(act, "path", getattr(act, "old", ""))), attempt)
+                self._acts.finish(pending)
+                self._view.done(act)
         except TurboError as failure:
             error = failure
-        self._acts.finish(pending, error)
-        if error is None:
-            self._view.done(act)
-        else:
+            self._acts.finish(pending, error)
             self.failed(pending, error)
         forget(self._journal, pending)
+
+    async def moved(self, path: str) -> None:
+        """Return when no deferred rename of, or above, what the source has as *path* is being carried out."""
+        for act, ended in tuple(self._moves.items()):
+            if is_below(path, act.old):
+                await ended.wait()
+
+    @contextmanager
+    def _moving(self, act: Act) -> Iterator[None]:
+        if not isinstance(act, Rename):
+            yield
+            return
+        ended = self._moves[act] = trio.Event()
+        try:
+            yield
+        finally:
+            self._moves.pop(act, None)
+            ended.set()
 
     async def _execute(self, act: Act) -> None:
         source = self._source

@@ -232,6 +232,13 @@ class LocalView(Generic[F]):
         child = None if node is None else node.children.get(name)
         return child is not None and child.differs
 
+    def hidden_below(self, directory: str) -> frozenset[str]:
+        """All names for which `is_hidden` holds in *directory*."""
+        node = self._find(directory)
+        return (
+            frozenset() if node is None else frozenset(name for name, child in node.children.items() if child.differs)
+        )
+
     def pending_change(self, path: str) -> AttributeChange | None:
         """What pending acts will set on the object at the local name *path*, the latest of each field."""
         node = self._find(path)
