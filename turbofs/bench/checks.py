@@ -23,10 +23,14 @@ def check_content(client: hdfs_native.Client, path: str, size_bytes: int, digest
     """Raise BenchmarkError where *path* on HDFS is not *size_bytes* long with the BLAKE3 *digest*."""
     reader = client.read(path)
     hasher = blake3.blake3()
+    read_bytes = 0
     for piece in reader.read_range_stream(0, reader.size):
         hasher.update(piece)
-    if reader.size != size_bytes or hasher.hexdigest() != digest:
-        raise BenchmarkError(f"{path} on HDFS is not what was written", advice="a defect: report it")
+        read_bytes += len(piece)
+    if (reader.size, read_bytes) != (size_bytes, size_bytes):
+        raise BenchmarkError(f"{path} has {reader.size} bytes on HDFS, {read_bytes} came, {size_bytes} were written")
+    if hasher.hexdigest() != digest:
+        raise BenchmarkError(f"{path} on HDFS has other bytes than were written", advice="a defect: report it")
 
 
 def check_small_files(client: hdfs_native.Client, folder: str, data: memoryview, count: int) -> None:
