@@ -28,7 +28,7 @@ from turbofs.write.naming import Naming
 from turbofs.write.pending import PendingAct, PendingActs
 from turbofs.write.source_side import SourceSide
 from turbofs.write.staged_file import StagedFile
-from turbofs.write.upload import Buffers, Upload, temporary_beside
+from turbofs.write.upload import Slots, Upload, temporary_beside
 from turbofs.write.view import LocalView, OnSource
 
 _log = structlog.get_logger(__name__)
@@ -51,10 +51,12 @@ class Flusher:
         self._acts = acts
         self._view = view
         self._config = config
-        self._buffers = Buffers(config.uploads, config.piece_bytes)
+        self._slots = Slots(config.uploads, config.piece_bytes)
         self._sides: dict[StagedFile, SourceSide] = {}
         self.naming = Naming(source)
         self.uploaded_bytes = 0
+        self.pressed: Callable[[], bool] = lambda: False
+        """Whether writers wait for room in the staging area."""
         self.noted: Callable[[StagedFile, SourceSide], None] = lambda _file, _side: None
         """Told before a temporary file is made: whoever finds the journal has to know of it."""
         self.published: Callable[[StagedFile, Attributes], None] = lambda _file, _attributes: None
@@ -144,7 +146,9 @@ class Flusher:
                     if upload is None or upload.named:
                         return
                     stop = min(file.size, upload.position + self._config.piece_bytes)
-                    await upload.advance(stop, self._buffers, self._count)
+                    await upload.advance(stop, self._slots, self._count)
+                if self.pressed():
+                    await self.let_go(file)
         except TurboError as error:
             _log.info("not uploaded while it is written", path=file.path, error=str(error))
             side.streams = False  # close tries again, and is told what comes of it
@@ -197,7 +201,7 @@ class Flusher:
             await self._acts.ready(pending)
             if final and upload is not None:
                 await upload.finish()
-        await self.naming.set_attributes(file, side, path)
+        told = await self.naming.set_attributes(file, side, path)
         side.named = True
         side.generation, side.attributes_generation = generation, attributes_generation
         side.lowest_change = 1 << 63
@@ -208,7 +212,10 @@ class Flusher:
             await file.rebase(path)
         await self._delete_retired(side)
         side.recovered = False
-        await self._tell(file, side, path, grown=grown and upload is not None and not upload.complete)
+        seen = upload.attributes if upload is not None and not told else None
+        await self._tell(file, side, path, seen, grown=grown and upload is not None and not upload.complete)
+        if upload is not None:
+            upload.attributes = None
 
     async def _complete_or_sync(
         self, file: StagedFile, side: SourceSide, pending: PendingAct, *, final: bool
@@ -223,7 +230,7 @@ class Flusher:
                 raise NotFoundError(f"the directory of {pending.act.path} is gone")
             torn += 1
             if not upload.complete:
-                await upload.advance(file.size, self._buffers, self._count)
+                await upload.advance(file.size, self._slots, self._count)
             if file.unlinked:
                 raise _UnlinkedError(f"{pending.act.path} was deleted while it was uploaded")
             if torn == _TORN or min(file.changed_from, file.size) >= upload.position:
@@ -346,7 +353,7 @@ class Flusher:
             side.retired.pop()
             raise
 
-    async def _tell(self, file: StagedFile, side: SourceSide, path: str, *, grown: bool) -> None:
+    async def _tell(self, file: StagedFile, side: SourceSide, path: str, seen: Attributes | None, *, grown: bool) -> None:
         version = side.version
         if grown and version is not None and version.append_only and version.strong:
             # A sync moves the length on HDFS and nothing else: no question is needed, and logs sync often.
@@ -354,6 +361,8 @@ class Flusher:
             upload = side.upload
             if upload is not None:
                 attributes = attributes.with_version(version._replace(size=upload.synced))
+        elif seen is not None and seen.version.append_only and seen.version.strong:
+            attributes = seen  # a rename changes nothing of a file on HDFS
         else:
             attributes = await self._source.stat_exact(path)
         side.version = attributes.version

@@ -49,12 +49,14 @@ class Naming:
         await self.give_owner(upload.path, file.owner, file.group)
         if side.recovered:
             await self._require_unchanged(file, side, path)
-        if upload.version is None and self.traced(file):
-            upload.version = (await self._source.stat_exact(upload.path)).version
-            self.noted(file, side)
+        if upload.version is None:
+            upload.attributes = await self._source.stat_exact(upload.path)
+            upload.version = upload.attributes.version
+            if self.traced(file):
+                self.noted(file, side)
         if not side.named:
             try:
-                await self._source.rename(upload.path, path, replace=False)
+                await self._source.rename(upload.path, path, replace=False, identity=upload.version)
                 upload.path, upload.named = path, True
                 return
             except AlreadyExistsError:
@@ -64,7 +66,7 @@ class Naming:
         # A writer that died with the mount may still be said to have our own file open.
         if not own and await self._is_being_written(path):
             raise BusyError(f"{path} is being written by another client", advice="wait until it is closed")
-        await self._source.rename(upload.path, path, replace=True)
+        await self._source.rename(upload.path, path, replace=True, identity=upload.version)
         upload.path, upload.named = path, True
 
     async def require_absent(self, path: str) -> None:
@@ -104,11 +106,10 @@ class Naming:
         try:
             for offset in range(start, stop, _COMPARED_BYTES):
                 length = min(_COMPARED_BYTES, stop - offset)
-                theirs, ours = bytearray(length), bytearray(length)
+                theirs = bytearray(length)
                 if await target.read_into(offset, memoryview(theirs)) < length:
                     return False
-                await file.read_into(offset, memoryview(ours))
-                if theirs != ours:
+                if theirs != await file.read_piece(offset, length, None):
                     return False
         finally:
             await target.aclose()
@@ -152,11 +153,12 @@ class Naming:
             mtime_ns=file.mtime_ns if file.times_set else None,
         )
 
-    async def set_attributes(self, file: StagedFile, side: SourceSide, path: str) -> None:
-        """Tell the source what was asked for *file*, which is *path* there, since it was told last."""
+    async def set_attributes(self, file: StagedFile, side: SourceSide, path: str) -> bool:
+        """Tell the source what was asked for *file*, which is *path* there, since it was told last; whether there was."""
         change = self._change(file, side)
         if change is not None:
             try:
                 await self._source.set_attributes(path, change)
             except NotSupportedError as error:
                 _log.info("attributes are not kept", path=path, error=str(error))
+        return change is not None

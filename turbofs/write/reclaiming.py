@@ -29,6 +29,7 @@ class Reclaimer:
         self._background = background
         self._running = False
         area.wanted = self._start
+        flusher.pressed = lambda: area.waiting > 0
 
     def _start(self) -> None:
         if not self._running:

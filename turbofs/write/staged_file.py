@@ -17,19 +17,22 @@ from functools import partial
 from typing import TypeVar
 
 import trio
+from blake3 import blake3
 
-from turbofs.errors import OutOfSpaceError, ShortReadError, StaleFileError, TurboError
+from turbofs.errors import ShortReadError, StaleFileError, TurboError
 from turbofs.model import AttributeChange, Attributes, ByteRange, FileKind, FileVersion
 from turbofs.source.base import SourceFile
+from turbofs.write.local_bytes import guarded, punch, write_all
 from turbofs.write.ranges import RangeSet
 from turbofs.write.staging import PAGE_BYTES, StagingArea
 
 T = TypeVar("T")
 OpenSource = Callable[[str], Awaitable[SourceFile]]
 
+_INLINE_BYTES = 256 << 10
+"""A read up to this size costs less than the way to a thread and back."""
 _FILL_BYTES = 1 << 20
 """What is fetched at a time of a file opened for update: a reader of small pieces must not cost a request each."""
-_PUNCH_HOLE, _KEEP_SIZE = 2, 1
 
 
 class StagedFile:
@@ -105,15 +108,15 @@ class StagedFile:
     def create(cls, area: StagingArea, number: int, path: str, **attributes: object) -> StagedFile:
         """A new file of no bytes. Raises OutOfSpaceError where the staging area's disk takes no more files."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        fd = _guarded(area, lambda: os.open(area.data_file(number), flags, 0o600))
+        fd = guarded(area, lambda: os.open(area.data_file(number), flags, 0o600))
         return cls(area, number, path, descriptor=fd, **attributes)  # type: ignore[arg-type]
 
     @classmethod
     def adopt(cls, area: StagingArea, number: int, path: str, size: int, **attributes: object) -> StagedFile:
         """What an earlier mount left, cut to the *size* that it acknowledged."""
-        fd = _guarded(area, lambda: os.open(area.data_file(number), os.O_RDWR | os.O_CLOEXEC))
+        fd = guarded(area, lambda: os.open(area.data_file(number), os.O_RDWR | os.O_CLOEXEC))
         file = cls(area, number, path, descriptor=fd, **attributes)  # type: ignore[arg-type]
-        _guarded(area, lambda: os.ftruncate(fd, size))
+        guarded(area, lambda: os.ftruncate(fd, size))
         file.size = size
         pages = -(-size // PAGE_BYTES) * PAGE_BYTES
         file._allocated.add(0, pages)
@@ -177,7 +180,7 @@ class StagedFile:
         """Write all of *data*. Raises OutOfSpaceError; nothing is changed then."""
         stop = offset + len(data)
         await self._make_room(offset, stop)
-        await self._run(lambda: _guarded(self._area, lambda: _write_all(self._fd, data, offset)))
+        await self._run(lambda: guarded(self._area, lambda: write_all(self._fd, data, offset)))
         self._missing.remove(offset, stop)
         self.changed(min(offset, self.size))
         self.size = max(self.size, stop)
@@ -193,27 +196,37 @@ class StagedFile:
             stop = min(stop, self.size)
         if self._missing and self._missing.overlapping(offset, stop):
             return await self._read_through(offset, stop)  # staging is full: nothing can be kept
-        return await self._run(lambda: _guarded(self._area, lambda: os.pread(self._fd, stop - offset, offset)))
+        return await self._run(lambda: guarded(self._area, lambda: os.pread(self._fd, stop - offset, offset)))
 
-    async def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill *buffer* from *offset* on, in a thread, for an upload. Fetched bytes are not kept."""
-        if self._missing and (gaps := self._missing.overlapping(offset, offset + len(buffer))):
-            position = offset
-            for gap in [*gaps, ByteRange(offset + len(buffer), offset + len(buffer))]:
-                if gap.start > position:
-                    await self._pread(position, buffer[position - offset : gap.start - offset])
-                if gap.length:
-                    await self._fetch(gap.start, buffer[gap.start - offset : gap.stop - offset])
-                position = gap.stop
-            return
-        await self._pread(offset, buffer)
+    async def read_piece(self, offset: int, length: int, hasher: blake3 | None) -> bytes:
+        """All *length* bytes from *offset* on, for an upload, which *hasher* takes in passing. Fetched bytes are not kept."""
+        if self._missing and self._missing.overlapping(offset, offset + length):
+            piece = await self._read_through(offset, offset + length)
+            if hasher is not None:
+                await trio.to_thread.run_sync(hasher.update, piece)
+            return piece
+
+        def read() -> bytes:
+            data = os.pread(self._fd, length, offset)
+            while len(data) < length:
+                more = os.pread(self._fd, length - len(data), offset + len(data))
+                if not more:
+                    more = bytes(length - len(data))  # cut off meanwhile: the upload will notice
+                data += more
+            if hasher is not None:
+                hasher.update(data)
+            return data
+
+        if length <= _INLINE_BYTES:
+            return await self._run(partial(guarded, self._area, read))
+        return await trio.to_thread.run_sync(guarded, self._area, read)
 
     async def truncate(self, size: int) -> None:
         """Cut to, or extend with zeros to, *size* bytes."""
         if size == self.size:
             self.mtime_ns = self.ctime_ns = time.time_ns()
             return
-        await self._run(lambda: _guarded(self._area, lambda: os.ftruncate(self._fd, size)))
+        await self._run(lambda: guarded(self._area, lambda: os.ftruncate(self._fd, size)))
         before, self.size = self.size, size
         self._missing.truncate(size)
         self._forget_allocation(-(-size // PAGE_BYTES) * PAGE_BYTES)
@@ -241,7 +254,7 @@ class StagedFile:
         if self.changed_from < stop:
             return 0
         self._missing.add(0, stop)
-        _punch(self._fd, 0, stop)
+        punch(self._fd, 0, stop)
         self.let_go_bytes = stop
         before = self._allocated.total
         self._allocated.remove(0, stop)
@@ -318,25 +331,22 @@ class StagedFile:
             # What was written, or cut off, while this waited is newer than what was fetched.
             for still in self._missing.overlapping(gap.start, min(gap.stop, self.size)):
                 piece = memoryview(buffer)[still.start - gap.start : still.stop - gap.start]
-                _guarded(self._area, partial(_write_all, self._fd, piece, still.start))
+                guarded(self._area, partial(write_all, self._fd, piece, still.start))
                 self._missing.remove(still.start, still.stop)
 
     async def _read_through(self, offset: int, stop: int) -> bytes:
+        """Bytes [offset, stop), some of which are missing; nothing is kept."""
         buffer = bytearray(stop - offset)
-        await self.read_into(offset, memoryview(buffer))
+        view = memoryview(buffer)
+        position = offset
+        for gap in [*self._missing.overlapping(offset, stop), ByteRange(stop, stop)]:
+            if gap.start > position:
+                data = os.pread(self._fd, gap.start - position, position)
+                view[position - offset : position - offset + len(data)] = data
+            if gap.length:
+                await self._fetch(gap.start, view[gap.start - offset : gap.stop - offset])
+            position = gap.stop
         return bytes(buffer)
-
-    async def _pread(self, offset: int, buffer: memoryview) -> None:
-        def fill() -> None:
-            done = 0
-            while done < len(buffer):
-                count = os.preadv(self._fd, [buffer[done:]], offset + done)
-                if not count:
-                    buffer[done:] = bytes(len(buffer) - done)  # cut off meanwhile: the upload will notice
-                    return
-                done += count
-
-        await trio.to_thread.run_sync(lambda: _guarded(self._area, fill))
 
     async def _make_room(self, start: int, stop: int) -> None:
         first, last = start - start % PAGE_BYTES, -(-stop // PAGE_BYTES) * PAGE_BYTES
@@ -370,31 +380,3 @@ class StagedFile:
         if self._area.on_tmpfs:
             return function()
         return await trio.to_thread.run_sync(function)
-
-
-def _write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
-    view = memoryview(data)
-    done = 0
-    while done < len(view):
-        done += os.pwrite(fd, view[done:], offset + done)
-
-
-def _guarded(area: StagingArea, function: Callable[[], T]) -> T:
-    try:
-        return function()
-    except OSError as error:
-        raise OutOfSpaceError(
-            f"staging in {area.directory} failed: {error.strerror}",
-            advice="free space there, or choose another directory with --staging-dir",
-        ) from error
-
-
-def _punch(fd: int, start: int, stop: int) -> None:
-    # Python has no fallocate with a mode; where the file system cannot punch holes, zero-length files remain bounded
-    # by the hard limit alone, so the failure must be told.
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, ctypes.c_int64(start), ctypes.c_int64(stop - start)):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))

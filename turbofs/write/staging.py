@@ -35,6 +35,8 @@ class StagingArea:
         self.on_tmpfs = filesystem_of(directory) in {"tmpfs", "ramfs"}
         """Whether reads and writes cost a copy in memory, so that they may run on the event loop."""
         self.used_bytes = 0
+        self.waiting = 0
+        """Writers that wait for room."""
         self.wanted: Callable[[], None] = lambda: None
         """Told, whenever a writer has to wait, that room is wanted."""
         self._lock = lock
@@ -78,8 +80,12 @@ class StagingArea:
         while self.used_bytes + count_bytes > self.soft_bytes:
             freed = self._freed
             self.wanted()
-            with trio.move_on_after(self._stall_s):
-                await freed.wait()
+            self.waiting += 1
+            try:
+                with trio.move_on_after(self._stall_s):
+                    await freed.wait()
+            finally:
+                self.waiting -= 1
             if not freed.is_set():
                 break
         if not self.reserve_nowait(count_bytes):

@@ -7,28 +7,18 @@ from collections.abc import Callable
 import trio
 from blake3 import blake3
 
-from turbofs.model import FileVersion, join
+from turbofs.model import Attributes, FileVersion, join
 from turbofs.source.base import SourceWriter
 from turbofs.source.orphans import temporary_name
 from turbofs.write.staged_file import StagedFile
 
 
-class Buffers:
-    """Buffers for uploads, made when they are first needed and used again: at most *count* of *size_bytes* each."""
+class Slots:
+    """How many uploads hold a piece in memory at a time: *count* of at most *piece_bytes* each."""
 
-    def __init__(self, count: int, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-        self._free = trio.Semaphore(count)
-        self._idle: list[bytearray] = []
-
-    async def take(self) -> bytearray:
-        """A buffer, once one is free. Give it back."""
-        await self._free.acquire()
-        return self._idle.pop() if self._idle else bytearray(self.size_bytes)
-
-    def give_back(self, buffer: bytearray) -> None:
-        self._idle.append(buffer)
-        self._free.release()
+    def __init__(self, count: int, piece_bytes: int) -> None:
+        self.piece_bytes = piece_bytes
+        self.free = trio.Semaphore(count)
 
 
 class Upload:
@@ -49,7 +39,9 @@ class Upload:
         self.named = named
         self.complete = writer is None
         self.version: FileVersion | None = None
-        """What the source says of a completed temporary file."""
+        """What the source said of the temporary file, right before it took its name or when it was complete."""
+        self.attributes: Attributes | None = None
+        """The same, with all that goes with it."""
         self._hasher = blake3() if not position else None
 
     @property
@@ -57,22 +49,17 @@ class Upload:
         """BLAKE3 of all that was uploaded, where it began at the file's beginning."""
         return self._hasher.hexdigest() if self._hasher is not None else None
 
-    async def advance(self, stop: int, buffers: Buffers, progress: Callable[[int], None]) -> None:
+    async def advance(self, stop: int, slots: Slots, progress: Callable[[int], None]) -> None:
         """Send bytes up to *stop*. After an error the upload is spoiled: how much arrived is not known."""
         if self.position >= stop or self._writer is None:
             return
-        buffer = await buffers.take()
-        try:
+        async with slots.free:
             while self.position < stop and not self.file.unlinked:
-                piece = memoryview(buffer)[: min(len(buffer), stop - self.position)]
-                await self.file.read_into(self.position, piece)
-                if self._hasher is not None:
-                    await trio.to_thread.run_sync(self._hasher.update, piece)
-                await self._writer.write(piece)
-                self.position += len(piece)
-                progress(len(piece))
-        finally:
-            buffers.give_back(buffer)
+                length = min(slots.piece_bytes, stop - self.position)
+                piece = await self.file.read_piece(self.position, length, self._hasher)
+                await self._writer.write(memoryview(piece))  # a view of all of it is sent without another copy
+                self.position += length
+                progress(length)
 
     async def sync(self) -> None:
         """Make what was sent durable."""
