@@ -10,7 +10,6 @@ place. A source without renames (an object store) shows an object when it is com
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 
 import structlog
 import trio
@@ -18,18 +17,18 @@ import trio
 from turbofs.config import WriteConfig
 from turbofs.errors import (
     NotFoundError,
-    StaleFileError,
     TurboError,
 )
-from turbofs.model import Attributes, Change, split
-from turbofs.source.base import Capability, Source, SourceWriter
+from turbofs.model import Attributes, split
+from turbofs.source.base import Capability, Source
 from turbofs.write.acts import Publish
 from turbofs.write.naming import Naming
 from turbofs.write.pending import PendingAct, PendingActs
 from turbofs.write.source_side import SourceSide
 from turbofs.write.staged_file import StagedFile
-from turbofs.write.upload import Slots, Upload, temporary_beside
-from turbofs.write.view import LocalView, OnSource
+from turbofs.write.upload import Slots, Upload
+from turbofs.write.uploads import Uploads
+from turbofs.write.view import LocalView
 
 _log = structlog.get_logger(__name__)
 
@@ -49,16 +48,14 @@ class Flusher:
     def __init__(self, source: Source, acts: PendingActs, view: LocalView[StagedFile], config: WriteConfig) -> None:
         self._source = source
         self._acts = acts
-        self._view = view
         self._config = config
         self._slots = Slots(config.uploads, config.piece_bytes)
         self._sides: dict[StagedFile, SourceSide] = {}
         self.naming = Naming(source)
+        self.uploads = Uploads(source, acts, view, self.naming)
         self.uploaded_bytes = 0
         self.pressed: Callable[[], bool] = lambda: False
         """Whether writers wait for room in the staging area."""
-        self.noted: Callable[[StagedFile, SourceSide], None] = lambda _file, _side: None
-        """Told before a temporary file is made: whoever finds the journal has to know of it."""
         self.published: Callable[[StagedFile, Attributes], None] = lambda _file, _attributes: None
         """Told of each publication, with what the source says of the file then."""
         self.published_in: Callable[[str], None] = lambda _directory: None
@@ -100,7 +97,7 @@ class Flusher:
                 follows = follows or not upload.named
             if follows:
                 try:
-                    self.noted(file, side)
+                    self.uploads.noted(file, side)
                 except TurboError as error:
                     _log.warning(
                         "a crash would leave a temporary file", path=upload.path if upload else "", error=str(error)
@@ -123,7 +120,7 @@ class Flusher:
                     return
                 except TurboError as error:
                     with trio.CancelScope(shield=True):
-                        await self._drop_upload(file, side)
+                        await self.uploads.drop(file, side)
                     if isinstance(error, _UnlinkedError):
                         return
                     if not error.transient or attempt == _ATTEMPTS:
@@ -131,7 +128,7 @@ class Flusher:
                     _log.info("upload begins anew", path=file.path, error=str(error))
                 except BaseException:
                     with trio.CancelScope(shield=True):
-                        await self._drop_upload(file, side)
+                        await self.uploads.drop(file, side)
                     raise
 
     async def stream(self, file: StagedFile) -> None:
@@ -142,7 +139,7 @@ class Flusher:
                 async with file.lock:
                     if not side.streams or file.unlinked or side.named:
                         return
-                    upload = await self._usable_upload(file, side, None)
+                    upload = await self.uploads.usable(file, side, None)
                     if upload is None or upload.named:
                         return
                     stop = min(file.size, upload.position + self._config.piece_bytes)
@@ -153,7 +150,7 @@ class Flusher:
             _log.info("not uploaded while it is written", path=file.path, error=str(error))
             side.streams = False  # close tries again, and is told what comes of it
             async with file.lock:
-                await self._drop_upload(file, side)
+                await self.uploads.drop(file, side)
         finally:
             side.streaming = False
 
@@ -178,8 +175,8 @@ class Flusher:
         async with file.lock:
             side = self._sides.get(file)
             if side is not None:
-                await self._drop_upload(file, side)
-                await self._delete_retired(side)
+                await self.uploads.drop(file, side)
+                await self.uploads.delete_retired(side)
 
     # --- steps
 
@@ -188,7 +185,7 @@ class Flusher:
         path = pending.act.path
         generation, attributes_generation = file.generation, file.attributes_generation
         if side.resume is not None:
-            await self._resume(file, side, path)
+            await self.uploads.resume(file, side, path)
         upload = side.upload
         grown = False
         if side.generation < generation:
@@ -210,7 +207,7 @@ class Flusher:
             side.upload = None
         if not file.whole:
             await file.rebase(path)
-        await self._delete_retired(side)
+        await self.uploads.delete_retired(side)
         side.recovered = False
         seen = upload.attributes if upload is not None and not told else None
         await self._tell(file, side, path, seen, grown=grown and upload is not None and not upload.complete)
@@ -225,7 +222,7 @@ class Flusher:
         final = final or Capability.SYNC not in capabilities
         torn = 0
         while True:
-            upload = await self._usable_upload(file, side, pending)
+            upload = await self.uploads.usable(file, side, pending)
             if upload is None:
                 raise NotFoundError(f"the directory of {pending.act.path} is gone")
             torn += 1
@@ -243,117 +240,9 @@ class Flusher:
             await upload.sync()
         return upload
 
-    async def _usable_upload(self, file: StagedFile, side: SourceSide, pending: PendingAct | None) -> Upload | None:
-        """The upload that goes on, or a new one; None where there is no directory for it yet (and *pending* is None)."""
-        low = min(file.changed_from, file.size)
-        file.changed_from = 1 << 63
-        side.lowest_change = min(side.lowest_change, low)
-        upload = side.upload
-        if upload is not None:
-            if low >= upload.position and not (upload.complete and upload.position != file.size):
-                return upload
-            await self._drop_upload(file, side)
-        if pending is not None:
-            side.upload = await self._append_in_place(file, side, pending)
-        if side.upload is None:
-            side.upload = await self._new_upload(file, side, pending)
-        return side.upload
-
-    async def _resume(self, file: StagedFile, side: SourceSide, path: str) -> None:
-        """Go on with what an earlier mount had uploaded whole, or find that it has its name already."""
-        assert side.resume is not None
-        temporary, version = side.resume
-        try:
-            now = (await self._source.stat_exact(temporary)).version
-        except NotFoundError:
-            side.resume = None
-            try:
-                target = (await self._source.stat_exact(path)).version
-            except NotFoundError:
-                return
-            if version.strong and target.file_id == version.file_id:
-                side.named, side.version = True, target
-                if target.size == file.size:
-                    side.generation = file.generation
-            return
-        side.resume = None
-        replaced = version.compare(now) is Change.REPLACED or now.size != file.size
-        if replaced or await self._source.being_written(temporary):  # synced, and never completed
-            side.retired.append(temporary)
-            return
-        side.upload = Upload(file, None, temporary, position=now.size, named=False)
-        side.upload.version = now
-        file.changed_from = 1 << 63
-
-    async def _append_in_place(self, file: StagedFile, side: SourceSide, pending: PendingAct) -> Upload | None:
-        assert isinstance(pending.act, Publish)
-        version = side.version
-        if (
-            version is None
-            or not side.named
-            or not version.size
-            or side.recovered
-            or file.size < version.size
-            or side.lowest_change < version.size
-            or Capability.APPEND not in self._source.capabilities
-        ):
-            return None
-        path = pending.act.path
-        await self._acts.ready(pending)
-        writer = await self._source.append(path)
-        try:
-            now = (await self._source.stat_exact(path)).version
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await writer.abort()
-            raise
-        if now.size != version.size or (version.strong and now.strong and now.file_id != version.file_id):
-            await writer.abort()
-            raise StaleFileError(f"{path} was changed elsewhere while it was open for appending")
-        return Upload(file, writer, path, position=version.size, named=True)
-
-    async def _new_upload(self, file: StagedFile, side: SourceSide, pending: PendingAct | None) -> Upload | None:
-        if Capability.RENAME not in self._source.capabilities:
-            if pending is None:
-                return None  # the name is certain only then
-            assert isinstance(pending.act, Publish)
-            await self._acts.ready(pending)
-            if file.exclusive and not side.named:
-                await self.naming.require_absent(pending.act.path)
-            writer = await self._source.create(pending.act.path, mode=file.mode, replace=True)
-            return Upload(file, writer, pending.act.path, named=True)
-        directory = self._view.locate(split(file.path)[0])
-        if not isinstance(directory, OnSource):
-            if pending is None:
-                return None
-            assert isinstance(pending.act, Publish)
-            await self._acts.ready(pending)  # after which the directory is there, under the name of the act
-            directory = OnSource(split(pending.act.path)[0])
-        if side.recovered:
-            await self._delete_earlier(side)
-        try:
-            writer = await self._create_beside(file, side, directory.path)
-        except NotFoundError:
-            if pending is None:
-                return None
-            assert isinstance(pending.act, Publish)
-            await self._acts.ready(pending)  # the directory was renamed just now, or is gone
-            writer = await self._create_beside(file, side, split(pending.act.path)[0])
-        # As it is called now: what is above may have been renamed while the source made it.
-        temporary = side.retired.pop()
-        return Upload(file, writer, temporary, named=False)
-
-    async def _create_beside(self, file: StagedFile, side: SourceSide, directory: str) -> SourceWriter:
-        """A new temporary file in *directory*, whose path is the last of `side.retired` then."""
-        side.retired.append(temporary_beside(directory))
-        try:
-            self.noted(file, side)
-            return await self._source.create(side.retired[-1], mode=file.mode)
-        except BaseException:
-            side.retired.pop()
-            raise
-
-    async def _tell(self, file: StagedFile, side: SourceSide, path: str, seen: Attributes | None, *, grown: bool) -> None:
+    async def _tell(
+        self, file: StagedFile, side: SourceSide, path: str, seen: Attributes | None, *, grown: bool
+    ) -> None:
         version = side.version
         if grown and version is not None and version.append_only and version.strong:
             # A sync moves the length on HDFS and nothing else: no question is needed, and logs sync often.
@@ -368,45 +257,6 @@ class Flusher:
         side.version = attributes.version
         self.published(file, attributes)
         self.published_in(split(path)[0])
-
-    async def _drop_upload(self, file: StagedFile, side: SourceSide) -> None:
-        upload, side.upload = side.upload, None
-        if upload is None:
-            return
-        side.lowest_change = min(side.lowest_change, upload.position if upload.named else 0)
-        if upload.named or not file.whole:
-            try:
-                await upload.finish()
-            except TurboError as error:
-                _log.info("a writer was given up", path=upload.path, error=str(error))
-                await upload.abort() if upload.named else None
-            if not upload.named:
-                side.retired.append(upload.path)
-        elif upload.complete:
-            await self._delete(upload.path)
-        else:
-            await upload.abort()
-
-    async def _delete_retired(self, side: SourceSide) -> None:
-        for path in side.retired:
-            await self._delete(path)
-        side.retired.clear()
-
-    async def _delete_earlier(self, side: SourceSide) -> None:
-        """Delete the temporary file of an earlier mount before there is another: the journal knows one of each file."""
-        while side.retired:
-            path = side.retired[0]
-            with suppress(NotFoundError):
-                await self._source.delete(path)
-            if side.retired[0] == path:  # else what is above was renamed meanwhile
-                side.retired.pop(0)
-
-    async def _delete(self, path: str) -> None:
-        try:
-            await self._source.delete(path)
-        except TurboError as error:
-            if not isinstance(error, NotFoundError):
-                _log.info("a temporary file stays until it is swept", path=path, error=str(error))
 
     def _count(self, count_bytes: int) -> None:
         self.uploaded_bytes += count_bytes

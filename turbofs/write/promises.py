@@ -59,7 +59,7 @@ class Promises:
         self._ended = ended
         self._reverted = reverted
         self._waiting: dict[StagedFile, dict[PendingAct, int]] = {}  # with the content (generation) that each promised
-        flusher.noted = flusher.naming.noted = self._note
+        flusher.uploads.noted = flusher.naming.noted = self._note
         flusher.naming.traced = lambda file: file in self._waiting
 
     def waiting(self, file: StagedFile) -> PendingAct | None:
