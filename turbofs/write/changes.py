@@ -133,14 +133,14 @@ class Changes:
 
         async def attempt() -> None:
             nonlocal again
-            if again and await self._is_done(act):
-                return
-            again = True
             try:
+                if again and await self._is_done(act):
+                    return
+                again = True
                 if before is None or not await before():
                     await self._execute(act)
             except NotFoundError:
-                if not isinstance(act, Delete | DeleteDirectory):
+                if not isinstance(act, Delete | DeleteDirectory) and not await self._moves_nothing(act, recovered):
                     raise  # what was to go may be gone: its publication was given up when it lost its name
 
         error: TurboError | None = None
@@ -212,6 +212,15 @@ class Changes:
                 return await self._has(path, "", act)
             case _:
                 return False
+
+    async def _moves_nothing(self, act: Act, recovered: bool) -> bool:
+        """Whether *act* is a rename of something whose publication was given up: it lost its name after that."""
+        if not isinstance(act, Rename) or not (recovered or act.old in self._flusher.given_up):
+            return False
+        if await self._has(act.old, "", act):
+            return False
+        self._flusher.given_up.add(act.new)
+        return True
 
     async def _has(self, path: str, identity: str, act: Act) -> bool:
         try:

@@ -21,7 +21,7 @@ from turbofs.errors import (
 )
 from turbofs.model import Attributes, split
 from turbofs.source.base import Capability, Source
-from turbofs.write.acts import Publish
+from turbofs.write.acts import Publish, paths_of
 from turbofs.write.naming import Naming
 from turbofs.write.pending import PendingAct, PendingActs
 from turbofs.write.source_side import SourceSide
@@ -58,6 +58,8 @@ class Flusher:
         """Whether writers wait for room in the staging area."""
         self.published: Callable[[StagedFile, Attributes], None] = lambda _file, _attributes: None
         """Told of each publication, with what the source says of the file then."""
+        self.given_up: set[str] = set()
+        """Paths of publications that were given up, because the file has no name here any more."""
         self.published_in: Callable[[str], None] = lambda _directory: None
         """Told of the directory of each publication, by its name on the source."""
 
@@ -122,7 +124,7 @@ class Flusher:
                     with trio.CancelScope(shield=True):
                         await self.uploads.drop(file, side)
                     if isinstance(error, _UnlinkedError):
-                        return
+                        break
                     if not error.transient or attempt == _ATTEMPTS:
                         raise
                     _log.info("upload begins anew", path=file.path, error=str(error))
@@ -130,6 +132,8 @@ class Flusher:
                     with trio.CancelScope(shield=True):
                         await self.uploads.drop(file, side)
                     raise
+            if not side.named:
+                self.given_up.update(paths_of(pending.act))
 
     async def stream(self, file: StagedFile) -> None:
         """Upload what there is of a file that is being written; ends when there is no whole piece left. Never raises."""
