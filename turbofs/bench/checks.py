@@ -33,6 +33,19 @@ def check_content(client: hdfs_native.Client, path: str, size_bytes: int, digest
         raise BenchmarkError(f"{path} on HDFS has other bytes than were written", advice="a defect: report it")
 
 
+def await_content(client: hdfs_native.Client, path: str, size_bytes: int, digest: str) -> None:
+    """As `check_content`, for a writer that may upload a file a second time (rclone, when its times change late)."""
+    deadline = time.monotonic() + _PERSIST_LIMIT_S
+    while True:
+        try:
+            check_content(client, path, size_bytes, digest)
+            return
+        except (BenchmarkError, OSError, RuntimeError):
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_POLL_S)
+
+
 def check_small_files(client: hdfs_native.Client, folder: str, data: memoryview, count: int) -> None:
     """Raise BenchmarkError where *folder* on HDFS does not hold *count* small files of *data*, and nothing else."""
     names = {Path(entry.path).name for entry in client.list_status(folder)}

@@ -18,7 +18,7 @@ from statistics import median
 import blake3
 
 from turbofs.bench import isolation, services, writers
-from turbofs.bench.checks import await_persisted, check_content, check_small_files
+from turbofs.bench.checks import await_content, await_persisted, check_content, check_small_files
 from turbofs.bench.harness import BenchmarkError, Report, Row, Samples, Scene, Settings, interleave
 from turbofs.bench.payload import MIB, Payload
 from turbofs.bench.write_daemon import measure_memory, measure_recovery
@@ -131,7 +131,7 @@ def measure_persisted(bench: Bench, report: Report) -> None:
         path = f"/persisted/{mode}-{number}.bin"
         local = f"{mount.folder}{path}"
         throughput = bench.writer.call(writers.write_file_until_on_hdfs, local, bench.cluster.uri, path)
-        check_content(bench.client, path, bench.sizes.big_bytes, bench.digest)
+        await_content(bench.client, path, bench.sizes.big_bytes, bench.digest)
         os.unlink(local)  # through the mount: its cache goes with it
         services.await_no_blocks(bench.cluster)
         return throughput
