@@ -172,7 +172,7 @@ def attributes_of(status: hdfs_native.FileStatus) -> Attributes:
             status.permission & PERMISSION_BITS,
             status.owner,
             status.group,
-            mtime_ns,
+            status.access_time * MS or mtime_ns,  # HDFS has one for a directory only once somebody has set it
             mtime_ns,
         )
     return Attributes(

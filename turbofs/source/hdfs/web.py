@@ -225,7 +225,7 @@ def _attributes(status: Mapping[str, Any]) -> Attributes:
         int(status["permission"], 8) & PERMISSION_BITS,
         status["owner"],
         status["group"],
-        status["accessTime"] * MS if is_file else mtime_ns,
+        status["accessTime"] * MS or (0 if is_file else mtime_ns),
         mtime_ns,
         replication=status["replication"],
         block_size=status["blockSize"],
