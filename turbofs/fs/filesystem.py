@@ -100,9 +100,9 @@ class FileSystem:
         if staging is not None:
             state = state_directory(config.fs, config.mount.mountpoint)
             # Buffers of uploads are a share of the one budget for buffers.
-            most = max(1, memory_bytes // _UPLOADS_SHARE // config.write.piece_bytes)
+            most = max(1, memory_bytes // _UPLOADS_SHARE // (2 * config.write.piece_bytes))
             write = replace(config.write, uploads=min(config.write.uploads, most))
-            memory_bytes -= write.uploads * write.piece_bytes
+            memory_bytes -= 2 * write.uploads * write.piece_bytes
             self.room = WriteRoom(source, staging, write, table, owners, hints, self._background, state)
             local = self.room.local
         staged = self.room.writing if self.room is not None else NothingStaged()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import outcome
 import trio
 from blake3 import blake3
 
@@ -14,11 +15,28 @@ from turbofs.write.staged_file import StagedFile
 
 
 class Slots:
-    """How many uploads hold a piece in memory at a time: *count* of at most *piece_bytes* each."""
+    """How many uploads hold pieces in memory at a time: *count*, each two of at most *piece_bytes*."""
 
     def __init__(self, count: int, piece_bytes: int) -> None:
         self.piece_bytes = piece_bytes
         self.free = trio.Semaphore(count)
+
+
+class _Sending:
+    """One piece on its way. Its error is kept, so that it comes out as what it is, and not in a group."""
+
+    def __init__(self, writer: SourceWriter, piece: bytes) -> None:
+        self._writer = writer
+        self._piece = piece
+        self._outcome: outcome.Outcome[None] | None = None
+
+    async def run(self) -> None:
+        # A view of all of a bytes object is sent without another copy.
+        self._outcome = await outcome.acapture(self._writer.write, memoryview(self._piece))
+
+    def check(self) -> None:
+        assert self._outcome is not None
+        self._outcome.unwrap()
 
 
 class Upload:
@@ -54,12 +72,25 @@ class Upload:
         if self.position >= stop or self._writer is None:
             return
         async with slots.free:
-            while self.position < stop and not self.file.unlinked:
-                length = min(slots.piece_bytes, stop - self.position)
-                piece = await self.file.read_piece(self.position, length, self._hasher)
-                await self._writer.write(memoryview(piece))  # a view of all of it is sent without another copy
-                self.position += length
-                progress(length)
+            piece = await self._piece(stop, slots)
+            while piece:
+                # The next piece is read and hashed while this one is sent.
+                async with trio.open_nursery() as nursery:
+                    sending = _Sending(self._writer, piece)
+                    nursery.start_soon(sending.run)
+                    following = await outcome.acapture(self._piece, stop, slots, len(piece))
+                sending.check()
+                self.position += len(piece)
+                progress(len(piece))
+                piece = following.unwrap()
+
+    async def _piece(self, stop: int, slots: Slots, ahead: int = 0) -> bytes:
+        """The piece after the *ahead* bytes that are being sent; empty at *stop*, or where nobody wants it any more."""
+        start = self.position + ahead
+        length = min(slots.piece_bytes, stop - start)
+        if not length or self.file.unlinked:
+            return b""
+        return await self.file.read_piece(start, length, self._hasher)
 
     async def sync(self) -> None:
         """Make what was sent durable."""
