@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import urllib.error
-import urllib.request
 
 import pytest
+from pyarrow import fs
 
 from turbofs.testing.children import in_child
 from turbofs.testing.conformance_base import content
@@ -29,34 +28,38 @@ def mount():
         place.environment.update(CREDENTIALS)
         options = (f"source.s3_endpoint={server.endpoint}", f"source.s3_region={REGION}", "write.drain=1s")
         with place.direct(*options, source=f"s3://{bucket}") as made:
-            made.objects = f"{server.endpoint}/{bucket}"
+            made.bucket = (server, bucket)
             yield made
 
 
 @pytest.fixture
 def store(mount):
     """What another client of the bucket does."""
-    yield Store(mount.objects)
+    yield Store(*mount.bucket)
     mount.source.heal()
     mount.source.release()
 
 
 class Store:
-    def __init__(self, address):
-        self._address = address
+    def __init__(self, server, bucket):
+        self._bucket = bucket
+        self._client = fs.S3FileSystem(
+            access_key=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+            secret_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+            endpoint_override=server.endpoint,
+            region=REGION,
+        )
 
     def put(self, key, data):
-        urllib.request.urlopen(urllib.request.Request(f"{self._address}/{key}", data=data, method="PUT")).close()
+        with self._client.open_output_stream(f"{self._bucket}/{key}") as stream:
+            stream.write(data)
 
     def get(self, key):
         """The object, or None."""
         try:
-            with urllib.request.urlopen(f"{self._address}/{key}") as reply:
-                return reply.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code != 404:
-                    raise
+            with self._client.open_input_stream(f"{self._bucket}/{key}") as stream:
+                return stream.read()
+        except FileNotFoundError:
             return None
 
 
