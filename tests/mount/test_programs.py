@@ -14,7 +14,7 @@ from turbofs.testing.trees import FILE, HDFS, PLAIN, writable_tree
 
 pytestmark = pytest.mark.mount
 
-GIT_FILES = {PLAIN: 300, FILE: 300, HDFS: 60}
+GIT_FILES = {PLAIN: 300, FILE: 300, HDFS: 40}
 GIT_COMMITS = 40
 GIT_ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
