@@ -47,6 +47,7 @@ from turbofs.write.view import OnSource
 
 _log = structlog.get_logger(__name__)
 
+_SET_ID_BITS = stat.S_ISUID | stat.S_ISGID
 _COPIED_BYTES = 16 << 20
 """What is open and about to lose its name is copied up to this size, so that its replacement is one step for everybody."""
 
@@ -321,6 +322,8 @@ class NameChanges:
             self._tree.names.touched(inode, version)
 
     async def _as_source_knows(self, inode: Inode, change: AttributeChange) -> AttributeChange:
+        if (change.mode or 0) & _SET_ID_BITS and Capability.SET_ID_BITS not in self._source.capabilities:
+            raise NotSupportedError(f"{self._source.uri} keeps no set-user-id and set-group-id bits")
         if change.owner is None and change.group is None:
             return change
         if Capability.OWNERS not in self._source.capabilities:

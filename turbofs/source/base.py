@@ -36,6 +36,7 @@ class Capability(enum.Enum):
     STRONG_VERSIONS = "strong-versions"  # versions carry an identity: equal versions mean equal bytes
     SYMLINKS = "symlinks"
     OWNERS = "owners"  # owner, group and mode are real, and can be set
+    SET_ID_BITS = "set-id-bits"  # modes may hold set-user-id and set-group-id
     TIMES = "times"
     CREATE = "create"
     EXCLUSIVE_CREATE = "exclusive-create"  # create without replace is atomic

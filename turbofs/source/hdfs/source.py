@@ -52,7 +52,7 @@ _SETTLE_S = 1.0
 _OF_WEB = frozenset({Capability.STRONG_VERSIONS, Capability.BLOCK_LOCATIONS, Capability.SPACE})
 _NEVER = frozenset(
     # A file that lost its last name has lost its bytes, too.
-    {Capability.SYMLINKS, Capability.ARBITRARY_NAMES, Capability.KEEPS_OPEN}
+    {Capability.SET_ID_BITS, Capability.SYMLINKS, Capability.ARBITRARY_NAMES, Capability.KEEPS_OPEN}
 )
 _ALWAYS = frozenset(Capability) - _OF_WEB - _NEVER
 
