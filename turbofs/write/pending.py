@@ -14,7 +14,7 @@ import trio
 
 from turbofs.errors import TurboError
 from turbofs.model import ROOT, split
-from turbofs.write.acts import HELD_BY_EARLIER, Act, Publish, Rename, paths_of, touch
+from turbofs.write.acts import HELD_BY_EARLIER, Act, Publish, Rename, is_below, paths_of, touch
 
 _Index = defaultdict[str, dict[int, "PendingAct"]]
 _NOTHING: dict[int, PendingAct] = {}
@@ -162,7 +162,8 @@ def _touch(one: PendingAct, other: PendingAct) -> bool:
 
 
 def _begins_another_group(later: PendingAct, broken: PendingAct) -> bool:
+    """Whether *later* is the first of another group: not of the same one, nor of a directory that holds it."""
     one, other = later.act, broken.act
     if not isinstance(one, Publish) or not isinstance(other, Publish) or one.early is None or other.early is None:
         return False
-    return one.early.group != other.early.group
+    return not is_below(other.early.group, one.early.group)
