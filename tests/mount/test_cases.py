@@ -26,6 +26,7 @@ from turbofs.testing.waiting import eventually
 from turbofs.testing.writing import (
     Watcher,
     acknowledge,
+    broken_error,
     content_or_none,
     durability,
     temporaries,
@@ -193,7 +194,7 @@ def test_failed_save_is_never_called_successful(mount, corner, how):
         assert outcome(os.fsync, fd) == errno.EDQUOT
     assert outcome(os.close, fd) == errno.EDQUOT
     assert not (source / "model").exists()
-    assert durability(shown / "model") == "broken"
+    assert broken_error(mount, shown / "model")
 
 
 def test_waiting_rank_sees_the_new_checkpoint_at_once(corner, place):
@@ -291,6 +292,7 @@ def test_node_that_dies_after_an_early_acknowledgement_leaves_a_loadable_checkpo
     (job / "latest").write_text("step-1")
     with place.direct("write.drain=1s") as mount:
         shown = mount.path / "job"
+        acknowledge(shown)
         for held, expected in (("rename", OLDER), ("nothing", WEIGHTS)):
             if held != "nothing":
                 mount.source.hold([held])

@@ -7,10 +7,12 @@ import shutil
 
 import pytest
 
+from turbofs.testing.children import Child, in_child
 from turbofs.testing.conformance_base import content
 from turbofs.testing.mounts import workplace
 from turbofs.testing.waiting import eventually
 from turbofs.testing.writing import (
+    ACK,
     Watcher,
     acknowledge,
     broken_error,
@@ -42,6 +44,7 @@ def job(mount, request):
     (source / "step-1").mkdir(parents=True)
     (source / "step-1" / "model").write_bytes(ONE)
     (source / "latest").write_text("step-1")
+    acknowledge(shown)
     mount.source.forget_requests()
     yield source, shown
     mount.source.heal()
@@ -50,7 +53,7 @@ def job(mount, request):
 
 
 def save(shown, step, data, *, shards=2):
-    """A checkpoint whose shards are acknowledged early."""
+    """A checkpoint that is a group of its own within the job."""
     (shown / step).mkdir()
     acknowledge(shown / step)
     for number in range(shards):
@@ -113,6 +116,22 @@ def test_tracker_file_and_deletion_wait_for_the_checkpoint(mount, job):
     published = [number for number, path in enumerate(renames) if path.startswith("step-2/")]
     assert max(published) < min(number for number, path in enumerate(renames) if not path.startswith("step-2/"))
     assert temporaries(source) == []
+
+
+def test_late_tracker_file_is_deferred_with_the_rest(mount, job):
+    """Only the checkpoint is acknowledged early: the tracker file waits for it all the same, and nobody for the file."""
+    source, shown = job
+    os.removexattr(shown, ACK)
+    mount.source.hold(["rename"])
+    save(shown, "step-2", TWO)
+    with Child(lambda: name_newest(shown, "step-2")) as trainer:
+        try:
+            trainer.result(10)
+        finally:
+            mount.source.release()
+    assert in_child((shown / "latest").read_bytes) == b"step-2"
+    eventually(lambda: (source / "latest").read_text() == "step-2", "it reaches the source")
+    assert complete(source, "step-2", TWO)
 
 
 def test_marker_in_the_checkpoint_waits_for_the_shards(mount, job):

@@ -280,6 +280,7 @@ def test_closes_by_others_in_the_middle_of_a_save_publish_nothing(corner):
 def test_staged_files_reach_hdfs_in_order(mount, corner):
     corner.put("step-1/model", OLD)
     corner.put("latest", b"step-1")
+    acknowledge(corner.shown)
     mount.source.hold(["rename"])
     (corner.shown / "step-2.tmp").mkdir()
     acknowledge(corner.shown / "step-2.tmp")
