@@ -116,7 +116,7 @@ def test_what_was_promised_outlives_crashes(house, place, seed):
     daemon = house.start(place, None, *OPTIONS)
     assert daemon.usable, daemon.log()
     shown, _ = in_child(partial(tree_of, place.mountpoint, hidden=(".turbofs",)))
-    assert difference(shown, history) is None, "what the mount shows"
+    assert difference(shown, history) is None, f"what the mount shows\n{daemon.status()['writing']}\n{daemon.log()}"
     settle_or_die(daemon)
     assert not daemon.ended, daemon.log()
     writing = daemon.status()["writing"]

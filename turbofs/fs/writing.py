@@ -115,6 +115,8 @@ class Writing:
         inode.open_handles += 1
         try:
             staged = await self._staged(inode)
+            if flags & os.O_ACCMODE != os.O_RDONLY and self.writes.is_promised(staged):
+                staged = await self._succeed(inode, staged, empty=bool(flags & os.O_TRUNC))
             handle = await self._handle(inode, staged, flags, caller)
         except BaseException:
             inode.open_handles -= 1
@@ -303,6 +305,24 @@ class Writing:
         self.bind(inode, staged)
         staged.users -= 1
         return staged
+
+    async def _succeed(self, inode: Inode, staged: StagedFile, *, empty: bool) -> StagedFile:
+        """What is promised of *staged* stays as it is: a new file takes its place, unless somebody has it open.
+
+        Whoever goes on writing through a descriptor whose fsync was acknowledged does write to the same bytes.
+        """
+        if inode.open_handles - 1 > staged.closed_writers or staged.unlinked or staged.error is not None:
+            return staged
+        new = await self.writes.succeed(staged, empty=empty)
+        if inode.staged is not staged or inode.open_handles - 1 > staged.closed_writers or staged.unlinked:
+            await self.writes.release(new)
+            raise StaleFileError(f"{inode.name!r} was opened or changed by somebody else meanwhile")
+        inode.staged = None
+        del self._inodes[staged]
+        await self.writes.release(staged)
+        self.bind(inode, new)
+        new.users -= 1
+        return new
 
     def _agree(self, inode: Inode, seen: Attributes) -> None:
         staged = inode.staged

@@ -41,6 +41,7 @@ from turbofs.write.naming import Naming
 from turbofs.write.parking import Parking
 from turbofs.write.promises import Promises
 from turbofs.write.staged_file import StagedFile
+from turbofs.write.uploads import Uploads
 from turbofs.write.writes import Writes
 
 T = TypeVar("T")
@@ -68,7 +69,7 @@ _METHODS: dict[str, dict[str, tuple[object, str]]] = {
     },
     "publish": {
         "publish": (Flusher, "publish"),
-        "resume": (Flusher, "_resume"),
+        "resume": (Uploads, "resume"),
         "take name": (Naming, "take_name"),
         "tell": (Flusher, "_tell"),
         "park": (Parking, "park"),

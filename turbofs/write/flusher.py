@@ -77,6 +77,14 @@ class Flusher:
     def end(self, file: StagedFile) -> None:
         self._sides.pop(file, None)
 
+    def hand_over(self, file: StagedFile) -> list[StagedFile]:
+        """What is promised of *file* has ended: files that follow it under its name know what the source has there now."""
+        side = self._sides[file]
+        following = [(each, one) for each, one in self._sides.items() if one.after is side]
+        for _, one in following:
+            one.version, one.after = side.version, None
+        return [each for each, _ in following]
+
     def is_dirty(self, file: StagedFile) -> bool:
         """Whether the source does not have under its name what *file* is now."""
         side = self._sides[file]
@@ -190,6 +198,8 @@ class Flusher:
         generation, attributes_generation = file.generation, file.attributes_generation
         if side.resume is not None:
             await self.uploads.resume(file, side, path)
+        elif side.recovered:
+            await self.uploads.recognise(file, side, path)
         upload = side.upload
         grown = False
         if side.generation < generation:

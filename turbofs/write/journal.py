@@ -73,6 +73,8 @@ class FileRecord:
     ours: FileVersion | None
     """What of this very file the source has under its name."""
     digest: str | None
+    holds: bool = True
+    """Whether the temporary file begins with what is acknowledged: else it was written again since."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,11 +92,11 @@ class Naming:
         if change is Change.SAME:
             return
         # The earlier mount may have appended in place since it was noted: then these are the bytes that are staged.
-        if change is Change.GREW and await self._begins(file, path, known.size, now.size):
+        if change is Change.GREW and await self.begins(file, path, known.size, now.size):
             return
         raise ConflictError(f"{path} was changed elsewhere meanwhile")
 
-    async def _begins(self, file: StagedFile, path: str, start: int, stop: int) -> bool:
+    async def begins(self, file: StagedFile, path: str, start: int, stop: int) -> bool:
         """Whether bytes [start, stop) of *path* on the source are those of *file*."""
         if start == stop:
             return True

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import structlog
 
 from turbofs.errors import OutOfSpaceError, TurboError
+from turbofs.model import FileVersion
 from turbofs.write.acts import Early, Publish, Rename, paths_of
 from turbofs.write.broken import BrokenPaths
 from turbofs.write.changes import patiently
@@ -185,6 +186,8 @@ class Promises:
                 self._journal.remove_act(pending.sequence)
                 if file not in self._waiting:
                     self._journal.remove_file(file.number)
+                    for follower in self._flusher.hand_over(file):
+                        self.amend(follower)
                 else:
                     self.amend(file)  # what the source has by now is this file's own
         except TurboError as error:
@@ -218,6 +221,16 @@ class Promises:
             early=early,
             temporary=temporary,
             uploaded=upload.version if upload is not None else None,
-            ours=side.version if side.named else None,
+            holds=upload is not None and file.changed_from >= upload.position,
+            ours=_ours(side),
             digest=side.digest,
         )
+
+
+def _ours(side: SourceSide) -> FileVersion | None:
+    """What the source has under the name, as far as this mount has seen to it."""
+    upload, known = side.upload, side.version
+    seen = upload.version if upload is not None and upload.named else None
+    if seen is not None and (known is None or known.file_id != seen.file_id):
+        return seen  # it has its name since just now
+    return known if side.named else None

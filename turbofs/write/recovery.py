@@ -16,7 +16,7 @@ import structlog
 
 from turbofs.errors import NotFoundError, TurboError
 from turbofs.source.base import Source
-from turbofs.write.acts import Publish, Rename, is_below
+from turbofs.write.acts import Act, Delete, DeleteDirectory, Publish, Rename, is_below, paths_of
 from turbofs.write.journal import ActRecord, FileRecord, Journal
 from turbofs.write.staged_file import StagedFile
 from turbofs.write.staging import PAGE_BYTES, StagingArea
@@ -46,20 +46,9 @@ def recover(writes: Writes, area: StagingArea, journal: Journal) -> Recovered:
     records = {record.id: record for record in journal.files()}
     parked = {record.id for record in journal.parked()}
     present = area.data_files()
-    files: dict[int, StagedFile] = {}
-    leftovers = []
     acts = sorted(journal.acts(), key=lambda record: record.seq)
-    for record in acts:
-        if isinstance(record.act, Publish):
-            if not _promised(writes, area, record, records.get(record.act.file), present, files):
-                writes.broken.mark(record.act.path, _GONE)
-                journal.remove_act(record.seq)
-        else:
-            pending = writes.acts.issue(record.act, sequence=record.seq, deferred=True)
-            writes.view.apply(record.act)
-            if isinstance(record.act, Rename):
-                _follow(files.values(), record.act)
-            writes.changes.carry_out_later(pending, recovered=True)
+    files = _take_up(writes, area, journal, acts, records, present)
+    leftovers = []
     for number, path in present.items():
         if number in parked:
             area.adopt(-(-path.stat().st_size // PAGE_BYTES) * PAGE_BYTES)
@@ -73,6 +62,36 @@ def recover(writes: Writes, area: StagingArea, journal: Journal) -> Recovered:
                 journal.remove_file(number)
     size = sum(file.size for file in files.values())
     return Recovered(len(files), size, len(acts), tuple(leftovers))
+
+
+def _take_up(
+    writes: Writes,
+    area: StagingArea,
+    journal: Journal,
+    acts: Iterable[ActRecord],
+    records: Mapping[int, FileRecord],
+    present: Mapping[int, Path],
+) -> dict[int, StagedFile]:
+    """Issue *acts* anew; the promised files of them by their number."""
+    files: dict[int, StagedFile] = {}
+    names: dict[str, StagedFile] = {}  # the newest promised file of each name
+    for record in acts:
+        act = record.act
+        if isinstance(act, Publish):
+            if not _promised(writes, area, record, records.get(act.file), present, files):
+                writes.broken.mark(act.path, _GONE)
+                journal.remove_act(record.seq)
+                continue
+            before, names[act.path] = names.get(act.path), files[act.file]
+            side = writes.flusher.side(files[act.file])
+            if before is not None and before is not files[act.file] and side.version is None:
+                side.named, side.after = True, writes.flusher.side(before)
+        else:
+            pending = writes.acts.issue(act, sequence=record.seq, deferred=True)
+            writes.view.apply(act)
+            _follow(files.values(), names, act)
+            writes.changes.carry_out_later(pending, recovered=True)
+    return files
 
 
 def _promised(
@@ -100,10 +119,19 @@ def _promised(
     return True
 
 
-def _follow(files: Iterable[StagedFile], act: Rename) -> None:
-    for file in files:
-        if is_below(file.path, act.old):
-            file.path = act.new + file.path[len(act.old) :]
+def _follow(files: Iterable[StagedFile], names: dict[str, StagedFile], act: Act) -> None:
+    """What *files* are called, and whose the *names* are, after *act*."""
+    moved: dict[str, StagedFile] = {}
+    if isinstance(act, Rename):
+        for file in files:
+            if is_below(file.path, act.old):
+                file.path = act.new + file.path[len(act.old) :]
+        moved = {act.new + path[len(act.old) :]: file for path, file in names.items() if is_below(path, act.old)}
+    if isinstance(act, Rename | Delete | DeleteDirectory):
+        for gone in paths_of(act):
+            for path in [path for path in names if is_below(path, gone)]:
+                del names[path]
+    names.update(moved)
 
 
 async def delete_leftovers(source: Source, journal: Journal, recovered: Recovered) -> None:
@@ -146,7 +174,7 @@ def _file(
     side.named = side.version is not None
     side.digest = record.digest
     if record.temporary and record.uploaded:
-        side.resume = (record.temporary, record.uploaded)
+        side.resume = (record.temporary, record.uploaded, record.holds)
     elif record.temporary:
         side.retired.append(record.temporary)
     return file

@@ -34,7 +34,9 @@ class SourceSide:
     digest: str | None = None
     retired: list[str] = field(default_factory=list)
     """Temporary files whose bytes are still needed, because they were let go here."""
+    after: SourceSide | None = None
+    """The same name's earlier content, which is promised and comes first: what the source has then is `version` here."""
     recovered: bool = False
     """From an earlier mount: publish only where the target is what it was."""
-    resume: tuple[str, FileVersion] | None = None
-    """The temporary file that an earlier mount had completed, and its version then."""
+    resume: tuple[str, FileVersion, bool] | None = None
+    """The temporary file that an earlier mount had sent, its version then, and whether that is what is promised."""

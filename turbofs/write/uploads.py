@@ -56,7 +56,7 @@ class Uploads:
     async def resume(self, file: StagedFile, side: SourceSide, path: str) -> None:
         """Go on with what an earlier mount had uploaded whole, or find that it has its name already."""
         assert side.resume is not None
-        temporary, version = side.resume
+        temporary, version, holds = side.resume
         try:
             now = (await self._source.stat_exact(temporary)).version
         except NotFoundError:
@@ -67,17 +67,30 @@ class Uploads:
                 return
             if version.strong and target.file_id == version.file_id:
                 side.named, side.version = True, target
-                if target.size == file.size:
+                same = min(version.size, file.size) if holds else 0
+                if target.size >= file.size and await self._naming.begins(file, path, same, file.size):
                     side.generation = file.generation
             return
         side.resume = None
-        replaced = version.compare(now) is Change.REPLACED or now.size != file.size
+        replaced = not holds or version.compare(now) is Change.REPLACED or now.size != file.size
         if replaced or await self._source.being_written(temporary):  # synced, and never completed
             side.retired.append(temporary)
             return
         side.upload = Upload(file, None, temporary, position=now.size, named=False)
         side.upload.version = now
         file.changed_from = 1 << 63
+
+    async def recognise(self, file: StagedFile, side: SourceSide, path: str) -> None:
+        """Find that an earlier mount had appended in place what it promised, and perhaps some of what followed."""
+        known = side.version
+        try:
+            now = (await self._source.stat_exact(path)).version
+        except NotFoundError:
+            return
+        if known is None or known.compare(now) is not Change.GREW or now.size < file.size:
+            return
+        if await self._naming.begins(file, path, 0, file.size):
+            side.version, side.generation = now, file.generation
 
     async def _append_in_place(self, file: StagedFile, side: SourceSide, pending: PendingAct) -> Upload | None:
         assert isinstance(pending.act, Publish)

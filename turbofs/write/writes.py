@@ -34,6 +34,8 @@ from turbofs.write.view import LocalView
 
 _log = structlog.get_logger(__name__)
 
+_COPIED_BYTES = 1 << 20
+
 
 class _Outcome:
     """How a publication ended, for who waits for it."""
@@ -107,6 +109,37 @@ class Writes:
         file.update_of(attributes.version, source_path, self._source.open)
         self._know(file)
         return file
+
+    async def succeed(self, file: StagedFile, *, empty: bool) -> StagedFile:
+        """A new file under the name of *file*, which is promised and not to change any more; *empty*: without its bytes.
+
+        It is published after *file*. Raises OutOfSpaceError.
+        """
+        number = self._journal.next_id()
+        new = StagedFile.create(self._area, number, file.path, mode=file.mode, owner=file.owner, group=file.group)
+        self._know(new)
+        try:
+            for start in range(0, 0 if empty else file.size, _COPIED_BYTES):
+                await new.write(start, await file.read(start, _COPIED_BYTES))
+            await new.truncate(0 if empty else file.size)
+        except BaseException:
+            await self.release(new)
+            raise
+        new.mtime_ns, new.atime_ns, new.ctime_ns = file.mtime_ns, file.atime_ns, file.ctime_ns
+        side, before = self.flusher.side(new), self.flusher.side(file)
+        if self.promises.waiting(file) is None:
+            side.version = before.version
+        else:
+            side.after = before
+        side.named, side.lowest_change = True, 0
+        new.path = file.path
+        if not file.unlinked:
+            self.view.put(new.path, new)
+        return new
+
+    def is_promised(self, file: StagedFile) -> bool:
+        """Whether an early acknowledgement of *file* is still to be kept."""
+        return self.promises.waiting(file) is not None
 
     def changed(self, file: StagedFile, *, stream: bool = False) -> None:
         """*file* differs from the source now; *stream*: upload it while it is being written, where that pays."""
@@ -357,7 +390,7 @@ class Writes:
         """What was pending fell: show what is left."""
         files = {
             file.path: file
-            for file in self._files
+            for file in sorted(self._files, key=lambda each: each.number)
             if file.path and not file.unlinked and file.error is None and self.flusher.is_dirty(file)
         }
         self.view.rebuild([each.act for each in self.acts if each.deferred], files)
@@ -385,6 +418,9 @@ class Writes:
         self._files.discard(file)
         if self.view.file(file.path) is file:
             self.view.remove(file.path)
+            for earlier in self.promises.files():
+                if earlier.path == file.path and not earlier.unlinked:
+                    self.view.put(file.path, earlier)
             self.on_reverted([file.path])
         with trio.CancelScope(shield=True), trio.move_on_after(self._config.stall_s):
             await self.flusher.abandon(file)
