@@ -91,7 +91,6 @@ def test_what_was_promised_outlives_crashes(house, place, seed):
     print(f"seed {seed}: {plan.__name__}, killed at {first or 'any moment'}, then at {again}")
 
     daemon = house.start(place, first, *OPTIONS)
-    assert daemon.usable or daemon.wait() == -signal.SIGKILL, daemon.log()
     job = Job(place.mountpoint, random, tree)
     with Child(partial(run, job, plan)) as working:
         if anywhere:

@@ -110,7 +110,10 @@ class DaemonHouse:
         return cast("dict[str, object]", json.loads(line))
 
     def start(self, place: Workplace, kill: Kill | None, *options: str, source: str | None = None) -> CrashDaemon:
-        """A daemon over *place*, in which nothing else is served; returns once it is usable, or dead."""
+        """A daemon over *place*, in which nothing else is served; returns once it is usable, or killed.
+
+        AssertionError, with its log, where it ends otherwise.
+        """
         with suppress(OSError):
             mount_point.detach(str(place.mountpoint), lazy=True) if place.mounted else None
         request = {
@@ -130,6 +133,7 @@ class DaemonHouse:
             return made.usable or made.ended
 
         eventually(usable, "the mount is usable, or the daemon dead", limit_s=_START_LIMIT_S)
+        assert made.usable or made.wait() == -signal.SIGKILL, made.log()
         return made
 
 
