@@ -40,7 +40,11 @@ def elsewhere(cluster):
 @pytest.fixture
 def start(house, place, elsewhere):
     """A daemon over a folder of this test's own on the cluster."""
-    return partial(house.start, place, source=elsewhere.uri)
+
+    def start(kill=None):
+        return house.start(place, kill, f"source.web_address={elsewhere.cluster.web}", source=elsewhere.uri)
+
+    return start
 
 
 def tree_of(elsewhere):
@@ -169,9 +173,14 @@ def test_namenode_restarted_between_crash_and_recovery_loses_nothing(elsewhere, 
 @pytest.mark.mount
 @pytest.mark.long
 def test_quota_breaks_what_does_not_fit_and_keeps_its_bytes(elsewhere, place, start):
-    daemon = start(Kill("create before"))
-    save_early(place, lambda: eventually(lambda: daemon.ended, "the daemon is killed"))
+    daemon = start(None)
+    folder = place.mountpoint / "step"
+    folder.mkdir()
     elsewhere.cluster.shell("-setSpaceQuota", str(2 * MIB), f"{elsewhere.folder}/step", admin=True)
+    acknowledge(folder)
+    for name in ("a", "b"):
+        write_all(folder / name, DATA)
+    daemon.kill()
     daemon = start(None)
     eventually(lambda: settled(daemon), "each is published or broken", limit_s=90)
     now = writing(daemon)

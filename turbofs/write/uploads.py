@@ -70,6 +70,10 @@ class Uploads:
                 same = min(version.size, file.size) if holds else 0
                 if target.size >= file.size and await self._naming.begins(file, path, same, file.size):
                     side.generation = file.generation
+            elif (
+                not version.strong and target.size == file.size and await self._naming.begins(file, path, 0, file.size)
+            ):
+                side.named, side.version, side.generation = True, target, file.generation
             return
         side.resume = None
         replaced = not holds or version.compare(now) is Change.REPLACED or now.size != file.size
