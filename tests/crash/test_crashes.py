@@ -14,6 +14,7 @@ from random import Random
 
 import pytest
 
+from turbofs.errors import NotReachableError
 from turbofs.testing.children import Child, in_child
 from turbofs.testing.crash_daemons import Kill, defects
 from turbofs.testing.crash_jobs import PLANS, Job, beginning, broken_promise, difference, run
@@ -63,8 +64,8 @@ def is_settled(daemon):
     """Whether nothing is pending; also where the daemon is dead."""
     try:
         writing = daemon.status()["writing"]
-    except Exception:
-        return daemon.ended
+    except NotReachableError:
+        return False
     return not writing["files"] and not writing["acts"]
 
 

@@ -11,6 +11,7 @@ from random import Random
 import hdfs_native
 import pytest
 
+from turbofs.errors import NotReachableError
 from turbofs.testing.children import in_child
 from turbofs.testing.conformance_base import content
 from turbofs.testing.crash_daemons import Kill, defects
@@ -74,7 +75,11 @@ def writing(daemon):
 
 
 def settled(daemon):
-    now = writing(daemon)
+    """Whether nothing is pending; False where the daemon is dead."""
+    try:
+        now = writing(daemon)
+    except NotReachableError:
+        return False
     return not now["files"] and not now["acts"]
 
 
