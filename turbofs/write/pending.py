@@ -87,7 +87,8 @@ class PendingActs:
         """*pending* is done, or failed with *error*; what relied on it falls with it, and has ended then, too.
 
         With an early acknowledgement falls what its job did after it, up to the first publication of another group. With
-        any deferred act falls what was to happen to the same names: it was meant for what is not there now.
+        any deferred act falls what was to happen to the same names: it was meant for what is not there now. A whole new file
+        under such a name relies on nothing but its directory.
         """
         self._end(pending, error)
         if error is None or not pending.deferred:
@@ -99,7 +100,7 @@ class PendingActs:
                 continue
             same_group = same_group and not _begins_another_group(later, pending)
             reasons = [each for each in later.waits if each in fallen and each.error is not None]
-            if any(_touch(later, each) for each in reasons) or (same_group and pending in reasons):
+            if any(_relies(later, each, fallen) for each in reasons) or (same_group and pending in reasons):
                 self._end(later, CancelledActError(f"not done: {paths_of(pending.act)[0]} was not persisted: {error}"))
                 fallen.add(later)
 
@@ -155,6 +156,21 @@ def _upwards(path: str) -> Iterator[str]:
     while path != ROOT:
         path = split(path)[0]
         yield path
+
+
+def _relies(later: PendingAct, earlier: PendingAct, fallen: set[PendingAct]) -> bool:
+    """Whether *later*, which touches the same names, was meant for what *earlier* would have made of them."""
+    act = later.act
+    anew = isinstance(act, Publish) and not (isinstance(earlier.act, Publish) and earlier.act.file == act.file)
+    if isinstance(act, Rename):  # what it moves was published since
+        anew = any(
+            isinstance(each.act, Publish) and each.act.path == act.old and each.sequence > earlier.sequence
+            for each in later.waits
+            if each not in fallen
+        )
+    if anew:
+        return any(is_below(split(path)[0], above) for path in paths_of(act) for above in paths_of(earlier.act))
+    return _touch(later, earlier)
 
 
 def _touch(one: PendingAct, other: PendingAct) -> bool:
