@@ -20,10 +20,8 @@ from turbofs.cli.status import list_mounts, mount_status
 from turbofs.cli.working_directory import absolute
 from turbofs.config import Config
 from turbofs.errors import TurboError
-from turbofs.fs.hint_store import state_directory
 from turbofs.fuse.kernel import may_allow_others
 from turbofs.wire import runtime_dir
-from turbofs.write.opening import staging_place
 
 if TYPE_CHECKING:
     from turbofs.source.base import Source
@@ -79,6 +77,10 @@ def _writing_checks(known: list[dict[str, object]], mountpoint: str | None, conf
                 results += writing.mount(place, mount_status(place), _owner(mount["pid"], uid), budget_bytes)
     directory = config.write.staging_dir
     if directory is None and mountpoint is not None:
+        # Costs a while to import, and needs a working directory that exists.
+        from turbofs.fs.hint_store import state_directory
+        from turbofs.write.opening import staging_place
+
         base = runtime_dir.runtime_base()
         state = state_directory(config.fs, Path(mountpoint))
         directory = staging_place(config.write, runtime_dir.mount_name(mountpoint, base), base, state)

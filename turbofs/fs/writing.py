@@ -112,6 +112,9 @@ class Writing:
             raise IsADirectoryTurboError(f"{inode.path} is a directory")
         if inode.kind is not FileKind.FILE:
             raise NotSupportedError(f"{inode.path} is a {inode.kind.value}, not a file")
+        appends = flags & os.O_APPEND and flags & os.O_ACCMODE != os.O_RDONLY and not flags & os.O_TRUNC
+        if appends and inode.staged is None and Capability.APPEND not in self._source.capabilities:
+            raise NotSupportedError(f"{self._source.uri} cannot append to {inode.path}", advice="write the file anew")
         inode.open_handles += 1
         try:
             staged = await self._staged(inode)
