@@ -85,13 +85,11 @@ def test_tracker_file_and_deletion_wait_for_the_checkpoint(mount, job):
     mount.source.hold(["rename"])
 
     def state():
-        """What a reader who follows the tracker file finds, and what is left of the first checkpoint."""
+        """What the tracker file names: it must be there, whole, unless the tracker moved on meanwhile."""
         newest = (source / "latest").read_text()
-        whole = complete(source, "step-2", TWO)
-        old = content_or_none(source / "step-1" / "model") == ONE
-        # In this order: what is named stays, so a later look can only find more of the second and less of the first.
-        assert old or whole, "neither checkpoint is there"
-        return newest, (source / "latest").read_text() != "step-2" or complete(source, "step-2", TWO)
+        old = newest == "step-1"
+        there = content_or_none(source / "step-1" / "model") == ONE if old else complete(source, newest, TWO)
+        return newest, there or (source / "latest").read_text() != newest
 
     with Watcher(state) as watcher:
         save(shown, "step-2", TWO)
@@ -109,12 +107,16 @@ def test_tracker_file_and_deletion_wait_for_the_checkpoint(mount, job):
         mount.source.release()
         eventually(lambda: not (source / "step-1").exists(), "all of it reaches the source")
     assert [newest for newest, _ in watcher.seen] == ["step-1", "step-2"]
-    assert all(honest for _, honest in watcher.seen)
+    assert all(there for _, there in watcher.seen), "the tracker names a checkpoint that is not there"
     eventually(lambda: durability(shown / "latest") == "persisted", "the tracker file is persisted")
     assert sorted(os.listdir(source)) == ["latest", "step-2"]
     renames = asked(mount, source, {"rename"})
     published = [number for number, path in enumerate(renames) if path.startswith("step-2/")]
     assert max(published) < min(number for number, path in enumerate(renames) if not path.startswith("step-2/"))
+    changes = asked(mount, source, {"rename", "delete"})
+    assert changes.index("latest.tmp") < changes.index("step-1/model"), (
+        "the old one goes when the tracker names the new"
+    )
     assert temporaries(source) == []
 
 
