@@ -120,19 +120,23 @@ def test_tracker_file_and_deletion_wait_for_the_checkpoint(mount, job):
     assert temporaries(source) == []
 
 
-def test_late_tracker_file_is_deferred_with_the_rest(mount, job):
-    """Only the checkpoint is acknowledged early: the tracker file waits for it all the same, and nobody for the file."""
+def test_close_that_promises_persisted_waits_for_what_was_acknowledged_before(mount, job):
+    """Only the checkpoint is acknowledged early: the tracker's close keeps its own promise, and comes after it."""
     source, shown = job
     os.removexattr(shown, ACK)
     mount.source.hold(["rename"])
     save(shown, "step-2", TWO)
-    with Child(lambda: name_newest(shown, "step-2")) as trainer:
+    with Child(lambda: write_all(shown / "newest", b"step-2")) as trainer:
         try:
-            trainer.result(10)
+            eventually(lambda: in_child((shown / "newest").read_bytes) == b"step-2", "it shows here at once")
+            mount.source.wait_held()
+            with pytest.raises(TimeoutError):
+                trainer.result(0.5)
+            assert not (source / "newest").exists()
         finally:
             mount.source.release()
-    assert in_child((shown / "latest").read_bytes) == b"step-2"
-    eventually(lambda: (source / "latest").read_text() == "step-2", "it reaches the source")
+        trainer.result(20)
+    assert (source / "newest").read_text() == "step-2"
     assert complete(source, "step-2", TWO)
 
 
