@@ -118,13 +118,13 @@ class FileSystem:
         self.reports = Reports(
             source, config, self.tree, self._files, self._handles, cache, hints, self._prefetches, self._space, metrics
         )
-        writes = self.room.writes if self.room is not None else None
+        overview = self.room.overview if self.room is not None else None
         if self.room is not None:
             self.reports.writing = self.room.report
             self.reports.digest_of = self.room.writing.digest_of
             self.reports.tell_more = self.room.tell
             self.room.writes.flusher.naming.denied_owner = self._owners_denied
-        self._xattrs = ExtendedAttributes(self.tree, hints, self._prefetches, self.reports, metrics, writes)
+        self._xattrs = ExtendedAttributes(self.tree, hints, self._prefetches, self.reports, metrics, overview)
 
         self._open_files = OpenFiles(
             self.tree, self._files, self._handles, self._xattrs, self.room, metrics, self._drop_pages
@@ -312,7 +312,7 @@ class FileSystem:
     async def durability(self, path: str, caller: Caller) -> str:
         """How safe what was written at or below *path* is. Raises NotFoundError for what is neither there nor broken."""
         if self.room is not None:
-            level = self.room.writes.durability(path)
+            level = self.room.overview.durability(path)
             if level is not None:
                 return level
         self.tree.give_back(await self.tree.resolve(path, caller))
@@ -323,7 +323,7 @@ class FileSystem:
         return trio.Event() if self.room is None else self.room.durability_changed()
 
     def broken_reason(self, path: str) -> str | None:
-        return None if self.room is None else self.room.writes.broken.reason(path)
+        return None if self.room is None else self.room.overview.broken_reason(path)
 
     async def conflicts(self, caller: Caller) -> list[dict[str, object]]:
         return [] if self.room is None else await self.room.conflicts.list(caller)

@@ -22,6 +22,7 @@ from turbofs.fs.writing import Writing
 from turbofs.metrics import Metrics
 from turbofs.source.base import Source
 from turbofs.write.opening import close_staging
+from turbofs.write.overview import Overview
 from turbofs.write.recovery import delete_leftovers, recover
 from turbofs.write.saving import LEFT_FILE, Left, save, write_left
 from turbofs.write.staging import Staging
@@ -60,6 +61,7 @@ class WriteRoom:
         self._state = state_directory
         self._durability = trio.Event()
         self.writes = Writes(origin, staging.area, staging.journal, config, background)
+        self.overview = Overview(self.writes, staging.area)
         self.local = LocalSource(origin, self.writes.view, owners)
         self.local.moved = self.writes.changes.moved
         self.writing = Writing(self.local, table, owners, hints, self.writes)
@@ -94,7 +96,7 @@ class WriteRoom:
 
     def report(self) -> dict[str, object]:
         """What `turbofs status` shows of writing."""
-        return {**self.writes.report(), "left_file": str(self._state / LEFT_FILE)}
+        return {**self.overview.report(), "left_file": str(self._state / LEFT_FILE)}
 
     def durability_changed(self) -> trio.Event:
         """Set when the durability of something changes next."""

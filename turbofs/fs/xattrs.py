@@ -23,7 +23,7 @@ from turbofs.fs.tree import Tree
 from turbofs.fs.virtual import HintMirror
 from turbofs.metrics import Metrics
 from turbofs.model import Caller, FileKind
-from turbofs.write.writes import Writes
+from turbofs.write.overview import Overview
 
 
 class ExtendedAttributes:
@@ -36,14 +36,14 @@ class ExtendedAttributes:
         prefetches: Prefetches,
         reports: Reports,
         metrics: Metrics,
-        writes: Writes | None,
+        overview: Overview | None,
     ) -> None:
         self._tree = tree
         self._hints = hints
         self._prefetches = prefetches
         self._reports = reports
         self._metrics = metrics
-        self._writes = writes
+        self._overview = overview
 
     async def set(self, inode: Inode, name: str, value: bytes, caller: Caller) -> None:
         """Set *name* on *inode*. Raises as `hint_catalogue` does, and keeps the reason as `last_error`."""
@@ -90,7 +90,7 @@ class ExtendedAttributes:
                     raise NoSuchAttributeError(f"no hint on {path} was refused")
                 return error.encode("utf-8", "surrogateescape")
             case Attribute.DURABILITY:
-                level = None if self._writes is None else self._writes.durability(path)
+                level = None if self._overview is None else self._overview.durability(path)
                 return (level or "persisted").encode()
             case Attribute.SERVED_FROM:
                 return self._reports.served_from(inode).encode()
@@ -118,7 +118,7 @@ class ExtendedAttributes:
         await self._hints.flush()
 
     def _writes_error(self, inode: Inode) -> str | None:
-        return None if self._writes is None or inode.detached else self._writes.broken.reason(inode.path)
+        return None if self._overview is None or inode.detached else self._overview.broken_reason(inode.path)
 
     async def _set(self, inode: Inode, name: str, value: bytes, caller: Caller, *, own: bool) -> None:
         path = inode.path

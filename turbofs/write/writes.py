@@ -16,7 +16,7 @@ import trio
 from turbofs.background import Background
 from turbofs.config import WriteConfig
 from turbofs.errors import TurboError
-from turbofs.model import ROOT, AttributeChange, Attributes, FileVersion, split
+from turbofs.model import AttributeChange, Attributes, FileVersion, split
 from turbofs.source.base import Source
 from turbofs.write.acts import Act, Early, Publish, Rename, is_below, paths_of
 from turbofs.write.broken import BrokenPaths
@@ -24,7 +24,7 @@ from turbofs.write.changes import Before, Changes
 from turbofs.write.flusher import Flusher
 from turbofs.write.journal import Journal
 from turbofs.write.parking import Parking
-from turbofs.write.pending import PendingAct, PendingActs, document_of
+from turbofs.write.pending import PendingAct, PendingActs
 from turbofs.write.promises import Promises
 from turbofs.write.reclaiming import Reclaimer
 from turbofs.write.staged_file import StagedFile
@@ -305,34 +305,7 @@ class Writes:
                 if pending.error is not None:
                     raise copy(pending.error)
 
-    # --- what is known
-
-    def durability(self, path: str) -> str | None:
-        """`open`, `staged` or `broken` for what is at or below *path*; None where nothing is outstanding."""
-        if self.broken.below(path):
-            return "broken"
-        levels = {self._level(file) for file in self.files_below(path)}
-        if "open" in levels:
-            return "open"
-        if "staged" in levels or any(
-            each.deferred and any(is_below(one, path) or is_below(path, one) for one in paths_of(each.act))
-            for each in self.acts
-        ):
-            return "staged"
-        return None
-
-    def report(self) -> dict[str, object]:
-        """What `turbofs status` shows of writing."""
-        return {
-            "staging": self._area.statistics(),
-            "files": [document for file in self.files_below(ROOT) if (document := self._document(file))],
-            "acts": [document_of(each) for each in self.acts if each.deferred],
-            "broken": [
-                {"path": each.path, "error": each.error, "when": each.when_ns / 1e9} for each in self.broken.records()
-            ],
-            "conflicts": len(self.parking.records()),
-            "draining": self.draining,
-        }
+    # --- the end
 
     async def drain(self) -> None:
         """Return when nothing that was acknowledged waits any more. Bound it by a deadline."""
@@ -395,24 +368,6 @@ class Writes:
         }
         self.view.rebuild([each.act for each in self.acts if each.deferred], files)
         self.on_reverted(paths)
-
-    def _document(self, file: StagedFile) -> dict[str, object] | None:
-        """One file in the status; None for one that the source has."""
-        level = self._level(file)
-        if level is None and file.error is None:
-            return None
-        return {
-            "path": file.path,
-            "state": "broken" if file.error is not None else "waiting" if level == "staged" else "open",
-            "size": file.size,
-            "uploaded_bytes": self.flusher.uploaded(file),
-            "error": str(file.error) if file.error is not None else None,
-        }
-
-    def _level(self, file: StagedFile) -> str | None:
-        if self.promises.waiting(file) is not None:
-            return "staged"
-        return "open" if self.flusher.is_dirty(file) else None
 
     async def _drop(self, file: StagedFile) -> None:
         self._files.discard(file)
