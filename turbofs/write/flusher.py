@@ -101,6 +101,8 @@ class Flusher:
             upload, retired = side.upload, [_moved(path, old, new) for path in side.retired]
             follows = retired != side.retired
             side.retired = retired
+            if side.resume is not None:
+                side.resume = (_moved(side.resume[0], old, new), *side.resume[1:])
             file.base_path = _moved(file.base_path, old, new)
             if upload is not None and upload.path != (path := _moved(upload.path, old, new)):
                 upload.path = path
@@ -197,7 +199,7 @@ class Flusher:
         path = pending.act.path
         generation, attributes_generation = file.generation, file.attributes_generation
         if side.resume is not None:
-            await self.uploads.resume(file, side, path)
+            await self.uploads.resume(file, side, pending, path)
         elif side.recovered:
             await self.uploads.recognise(file, side, path)
         upload = side.upload

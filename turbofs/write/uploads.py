@@ -53,13 +53,17 @@ class Uploads:
             side.upload = await self._new_upload(file, side, pending)
         return side.upload
 
-    async def resume(self, file: StagedFile, side: SourceSide, path: str) -> None:
+    async def resume(self, file: StagedFile, side: SourceSide, pending: PendingAct, path: str) -> None:
         """Go on with what an earlier mount had uploaded whole, or find that it has its name already."""
         assert side.resume is not None
         temporary, version, holds = side.resume
         try:
             now = (await self._source.stat_exact(temporary)).version
         except NotFoundError:
+            await self._acts.ready(pending)  # after which whatever is above has been renamed
+            if side.resume[0] != temporary:
+                await self.resume(file, side, pending, path)
+                return
             side.resume = None
             try:
                 target = (await self._source.stat_exact(path)).version
@@ -75,9 +79,11 @@ class Uploads:
             ):
                 side.named, side.version, side.generation = True, target, file.generation
             return
-        side.resume = None
         replaced = not holds or version.compare(now) is Change.REPLACED or now.size != file.size
-        if replaced or await self._source.being_written(temporary):  # synced, and never completed
+        with suppress(NotFoundError):  # renamed just now, with what is above
+            replaced = replaced or await self._source.being_written(temporary)  # synced, and never completed
+        (temporary, *_), side.resume = side.resume, None
+        if replaced:
             side.retired.append(temporary)
             return
         side.upload = Upload(file, None, temporary, position=now.size, named=False)
@@ -141,7 +147,7 @@ class Uploads:
             await self._acts.ready(pending)  # after which the directory is there, under the name of the act
             directory = OnSource(split(pending.act.path)[0])
         if side.recovered:
-            await self._delete_earlier(side)
+            await self._delete_earlier(side, pending)
         try:
             writer = await self._create_beside(file, side, directory.path)
         except NotFoundError:
@@ -187,13 +193,16 @@ class Uploads:
             await self._delete(path)
         side.retired.clear()
 
-    async def _delete_earlier(self, side: SourceSide) -> None:
+    async def _delete_earlier(self, side: SourceSide, pending: PendingAct | None) -> None:
         """Delete the temporary file of an earlier mount before there is another: the journal knows one of each file."""
         while side.retired:
             path = side.retired[0]
-            with suppress(NotFoundError):
+            try:
                 await self._source.delete(path)
-            if side.retired[0] == path:  # else what is above was renamed meanwhile
+            except NotFoundError:
+                if pending is not None:
+                    await self._acts.ready(pending)  # after which whatever is above has been renamed
+            if side.retired[0] == path:
                 side.retired.pop(0)
 
     async def _delete(self, path: str) -> None:
