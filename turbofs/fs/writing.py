@@ -207,9 +207,7 @@ class Writing:
         if size != staged.size:
             await staged.truncate(size)
             self.writes.changed(staged)
-        else:
-            await staged.truncate(size)
-        inode.attributes = staged.attributes()
+        self.shows(inode, staged)
 
     async def truncate_by_name(self, inode: Inode, size: int, caller: Caller) -> None:
         """truncate(2): opened, cut and closed in one, with what a close promises."""

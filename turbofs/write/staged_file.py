@@ -223,9 +223,6 @@ class StagedFile:
 
     async def truncate(self, size: int) -> None:
         """Cut to, or extend with zeros to, *size* bytes."""
-        if size == self.size:
-            self.mtime_ns = self.ctime_ns = time.time_ns()
-            return
         await self._run(lambda: guarded(self._area, lambda: os.ftruncate(self._fd, size)))
         before, self.size = self.size, size
         self._missing.truncate(size)
