@@ -22,6 +22,7 @@ from turbofs.errors import (
     NotEmptyError,
     NotFoundError,
     NotSupportedError,
+    OutOfSpaceError,
     ReadOnlyError,
 )
 from turbofs.fs.hidden import HIDDEN_NAME
@@ -49,7 +50,9 @@ _log = structlog.get_logger(__name__)
 
 _SET_ID_BITS = stat.S_ISUID | stat.S_ISGID
 _COPIED_BYTES = 16 << 20
-"""What is open and about to lose its name is copied up to this size, so that its replacement is one step for everybody."""
+"""Up to this size, what is open and deleted is copied here; larger files get a hidden name until their last close."""
+_REPLACED_BYTES = 256 << 20
+"""Up to this size, what is open and replaced is copied here first; of larger ones their readers keep what is cached."""
 
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 
@@ -191,7 +194,7 @@ class NameChanges:
         if staged is not None and not writes.has_on_source(staged):
             # Nobody else knows the file yet: it gets its name when it is published.
             if target is not None:
-                await self._keep_content(target, replaced, new)
+                await self._keep_content(target, replaced, new, _REPLACED_BYTES)
                 if replaced is not None:
                     await writes.unlink_now(replaced)
                 if replaced_on_source:
@@ -218,16 +221,20 @@ class NameChanges:
 
         True where that took its name away already.
         """
-        if await self._keep_content(inode, staged, path) or not inode.open_handles:
+        if await self._keep_content(inode, staged, path, _COPIED_BYTES) or not inode.open_handles:
             return False
         return await self._park(inode, path)
 
     async def _make_way(self, inode: Inode, staged: StagedFile | None, path: str) -> bool:
-        """As `_keep_readable`, for a file that another one is about to replace."""
-        await self._keep_readable(inode, staged, path)
+        """The file *inode* is about to be replaced: have at hand what may still be read of it, up to a size.
+
+        It keeps its name until the one step that replaces it: nothing may fail, or crash, between the two.
+        """
+        if not await self._keep_content(inode, staged, path, _REPLACED_BYTES):
+            _log.info("who has the replaced file open can read on only what is cached", path=path)
         return False
 
-    async def _keep_content(self, inode: Inode, staged: StagedFile | None, path: str) -> bool:
+    async def _keep_content(self, inode: Inode, staged: StagedFile | None, path: str, limit_bytes: int) -> bool:
         """Whether what is open of *inode* can be read without its name: because the source keeps it, or it is here now."""
         if not inode.open_handles or inode.kind is not FileKind.FILE:
             return True
@@ -240,9 +247,12 @@ class NameChanges:
             return True
         if inode.reader is None:
             return True
-        if inode.attributes.size > _COPIED_BYTES:
+        if inode.attributes.size > limit_bytes:
             return False
-        await self._writing.keep_content(inode, path)
+        try:
+            await self._writing.keep_content(inode, path)
+        except OutOfSpaceError:
+            return False
         return True
 
     async def _park(self, inode: Inode, path: str) -> bool:

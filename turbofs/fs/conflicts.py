@@ -78,7 +78,10 @@ class Conflicts:
 
 
 def parked_nodes(writing: Writing) -> dict[str, VirtualNode]:
-    """What `.turbofs/conflicts` holds: the parked bytes, to be read by those who could have read the file."""
+    """What `.turbofs/conflicts` holds: parked bytes, each for its owner to read.
+
+    The directory that may have shut others out is not above them here.
+    """
     parking = writing.writes.parking
     return {
         name_of(record): VirtualBytes(_attributes(record), partial(parking.open, record.id))
@@ -90,7 +93,7 @@ def _attributes(record: ParkedRecord) -> Attributes:
     return Attributes(
         kind=FileKind.FILE,
         version=FileVersion(record.size, record.parked_ns, f"parked:{record.id}"),
-        mode=record.mode & 0o444,
+        mode=record.mode & 0o400,
         owner=record.owner if record.owner is not None else os.geteuid(),
         group=record.group if record.group is not None else os.getegid(),
     )

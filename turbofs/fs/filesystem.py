@@ -20,6 +20,7 @@ from turbofs.background import Background
 from turbofs.config import Config
 from turbofs.errors import (
     NotADirectoryTurboError,
+    NotFoundError,
     NotSupportedError,
     ReadOnlyError,
 )
@@ -35,7 +36,7 @@ from turbofs.fs.local_source import LocalSource
 from turbofs.fs.names import NothingStaged
 from turbofs.fs.open_files import Opened, OpenFiles
 from turbofs.fs.owners import OwnerMap
-from turbofs.fs.permissions import READ
+from turbofs.fs.permissions import READ, SEARCH
 from turbofs.fs.prefetches import Prefetches
 from turbofs.fs.reports import Reports
 from turbofs.fs.space import SpaceKeeper
@@ -45,7 +46,7 @@ from turbofs.fs.write_room import WriteRoom
 from turbofs.fs.xattrs import ExtendedAttributes
 from turbofs.limits import default_memory_bytes
 from turbofs.metrics import Metrics
-from turbofs.model import AttributeChange, Attributes, ByteRange, Caller, Space
+from turbofs.model import AttributeChange, Attributes, ByteRange, Caller, Space, split
 from turbofs.read.extent_cache import ExtentCache
 from turbofs.read.fetcher import Fetcher
 from turbofs.read.memory_budget import MemoryBudget
@@ -311,12 +312,15 @@ class FileSystem:
 
     async def durability(self, path: str, caller: Caller) -> str:
         """How safe what was written at or below *path* is. Raises NotFoundError for what is neither there nor broken."""
-        if self.room is not None:
-            level = self.room.overview.durability(path)
-            if level is not None:
-                return level
-        self.tree.give_back(await self.tree.resolve(path, caller))
-        return "persisted"
+        level = None if self.room is None else self.room.overview.durability(path)
+        try:
+            self.tree.give_back(await self.tree.resolve(path, caller))
+        except NotFoundError:
+            if level is None:
+                raise
+            # What failed may have lost its name with that; whoever may search the directory may know.
+            self.tree.give_back(await self.tree.resolve(split(path)[0], caller, wanted=SEARCH))
+        return level or "persisted"
 
     def durability_changed(self) -> trio.Event:
         """Set when the durability of something changes next."""

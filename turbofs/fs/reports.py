@@ -57,7 +57,7 @@ class Reports:
         self._metrics = metrics
         self._started = time.time()
         self._evictions_told = 0
-        self.writing: Callable[[], dict[str, object]] | None = None
+        self.writing: Callable[[int | None], dict[str, object]] | None = None
         """What is being written, staged and broken; None on a mount that only reads."""
         self.digest_of: Callable[[FileVersion], str | None] = lambda _version: None
         """The digest of what this mount has written, by version."""
@@ -92,7 +92,7 @@ class Reports:
             "prefetches": [_job_for(uid, job) for job in self._prefetches.running()],
             "hints": self._hints.statistics(),
             "space": {"total_bytes": space.total_bytes, "free_bytes": space.free_bytes},
-            **({"writing": self.writing()} if self.writing is not None else {}),
+            **({"writing": self.writing(uid)} if self.writing is not None else {}),
             "notes": list(self.notes),
         }
 

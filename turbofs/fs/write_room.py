@@ -17,6 +17,7 @@ from turbofs.fs.hint_store import HintStore
 from turbofs.fs.inodes import Inode, InodeTable
 from turbofs.fs.local_source import LocalSource
 from turbofs.fs.owners import OwnerMap
+from turbofs.fs.permissions import oversees
 from turbofs.fs.tree import Tree
 from turbofs.fs.writing import Writing
 from turbofs.metrics import Metrics
@@ -30,6 +31,8 @@ from turbofs.write.sweeping import Sweeper
 from turbofs.write.writes import Writes
 
 _log = structlog.get_logger(__name__)
+
+_NOBODY = -1
 
 
 class WriteRoom:
@@ -56,6 +59,7 @@ class WriteRoom:
         self._staging = staging
         self._config = config
         self._table = table
+        self._owners = owners
         self._hints = hints
         self._background = background
         self._state = state_directory
@@ -94,9 +98,18 @@ class WriteRoom:
         metrics.uploaded_bytes.inc(flusher.uploaded_bytes)
         flusher.uploaded_bytes = 0
 
-    def report(self) -> dict[str, object]:
-        """What `turbofs status` shows of writing."""
-        return {**self.overview.report(), "left_file": str(self._state / LEFT_FILE)}
+    def report(self, uid: int | None) -> dict[str, object]:
+        """What `turbofs status` shows of writing to the user *uid* (None: anybody).
+
+        Names may lie where others may not search: they are told to root, to the mount's own user, and of files to
+        whoever owns them. The rest is counted for everybody.
+        """
+        document = self.overview.report(lambda owner: uid is not None and oversees(uid, self._uid_of(owner)))
+        return {**document, "left_file": str(self._state / LEFT_FILE)}
+
+    def _uid_of(self, owner: str | int | None) -> int:
+        known = self._owners.resolve_nowait(owner, owner) if owner is not None else None
+        return known[0] if known is not None else _NOBODY
 
     def durability_changed(self) -> trio.Event:
         """Set when the durability of something changes next."""
@@ -111,10 +124,12 @@ class WriteRoom:
             await self.writes.drain()
         await self.writes.stop()
         files = self.writes.promises.files()
-        parked = self.writes.parking.records()
-        self._staging.journal.close()
+        journal = self._staging.journal
+        kept = any((journal.files(), journal.acts(), journal.parked(), journal.broken()))
+        waiting = len(journal.acts())
+        journal.close()
         left = None
-        if files or parked:
+        if kept:
             where = self._staging.area.directory
             if self._staging.area.on_tmpfs:
                 try:
@@ -123,16 +138,17 @@ class WriteRoom:
                     _log.error("staged bytes stay in memory", error=str(error), advice=error.advice)
             paths = sorted(file.path for file in files)
             left = Left(len(files), sum(file.size for file in files), str(where), tuple(paths))
-            if files:
+            if waiting:
                 _log.error(
                     "not written to the source yet",
+                    acts=waiting,
                     files=left.files,
                     bytes=left.bytes,
                     where=left.where,
                     paths=paths[:20],
                 )
-        write_left(self._state, left if files else None)
-        close_staging(self._staging, empty=left is None)
+        write_left(self._state, left if waiting else None)
+        close_staging(self._staging, empty=not kept)
 
     async def _delete_parked(self, path: str) -> None:
         try:

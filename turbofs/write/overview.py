@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from turbofs.model import ROOT
 from turbofs.write.acts import is_below, paths_of
 from turbofs.write.pending import document_of
@@ -31,14 +33,18 @@ class Overview:
             return "staged"
         return None
 
-    def report(self) -> dict[str, object]:
-        """What `turbofs status` shows of writing."""
-        broken = self._writes.broken.records()
+    def report(self, may_know: Callable[[str | int | None], bool]) -> dict[str, object]:
+        """The status document. *may_know* tells by a file's owner (None: the mount itself) whether names are told."""
+        files = [(file, document) for file in self._writes.files_below(ROOT) if (document := self._document(file))]
+        acts = [document_of(each) for each in self._writes.acts if each.deferred]
+        records = self._writes.broken.records()
+        broken = [{"path": each.path, "error": each.error, "when": each.when_ns / 1e9} for each in records]
+        trusted = may_know(None)
         return {
             "staging": self._area.statistics(),
-            "files": [document for file in self._writes.files_below(ROOT) if (document := self._document(file))],
-            "acts": [document_of(each) for each in self._writes.acts if each.deferred],
-            "broken": [{"path": each.path, "error": each.error, "when": each.when_ns / 1e9} for each in broken],
+            "files": [each if trusted or may_know(file.owner) else _nameless(each) for file, each in files],
+            "acts": acts if trusted else [_nameless(each) for each in acts],
+            "broken": broken if trusted else [_nameless(each) for each in broken],
             "conflicts": len(self._writes.parking.records()),
             "draining": self._writes.draining,
         }
@@ -64,3 +70,7 @@ class Overview:
     def broken_reason(self, path: str) -> str | None:
         """Why *path*, or the first broken one below it, is broken; None where nothing is."""
         return self._writes.broken.reason(path)
+
+
+def _nameless(document: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in document.items() if key not in {"path", "to", "error"}}
