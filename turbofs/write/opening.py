@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from turbofs.config import WriteConfig
@@ -11,9 +12,9 @@ from turbofs.limits import memory_limit
 from turbofs.mountinfo import filesystem_of
 from turbofs.write.journal import Journal
 from turbofs.write.saving import restore
-from turbofs.write.staging import JOURNAL_FILE, Staging, StagingArea
+from turbofs.write.staging import JOURNAL_FILE, Staging, StagingArea, require_own
 
-_SHARED_MEMORY = Path("/dev/shm/turbofs")  # noqa: S108 - each mount's folder in it is made 0700, and locked
+_SHARED_MEMORY = Path("/dev/shm/turbofs")  # noqa: S108 - used only where it is this user's own
 _LEAST_BYTES = 64 << 20
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
@@ -39,6 +40,10 @@ def open_staging(config: WriteConfig, directory: Path, state_directory: Path) ->
     Raises ConfigError where it cannot be used or what is there is not a journal of TurboFS, BusyError where another
     mount has it.
     """
+    if config.staging_dir is None and directory.parent == _SHARED_MEMORY:  # where anybody may have made it first
+        if not os.path.lexists(_SHARED_MEMORY):
+            _SHARED_MEMORY.mkdir(mode=0o755)
+        require_own(_SHARED_MEMORY, others=stat.S_IWGRP | stat.S_IWOTH)
     limit_bytes = config.staging_size_bytes or _default_limit(directory)
     area = StagingArea.open(
         directory, limit_bytes=limit_bytes, soft_bytes=config.staging_soft_bytes, stall_s=config.stall_s

@@ -54,7 +54,7 @@ class Parking:
     def open(self, number: int) -> int:
         """A read-only descriptor of parked bytes; the caller closes it. Raises NotFoundError."""
         self.record(number)
-        return os.open(self._area.data_file(number), os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(self._area.data_file(number), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     async def publish(
         self, record: ParkedRecord, path: str, replaced: FileVersion | None, acts: PendingActs, flusher: Flusher

@@ -107,14 +107,14 @@ class StagedFile:
     @classmethod
     def create(cls, area: StagingArea, number: int, path: str, **attributes: object) -> StagedFile:
         """A new file of no bytes. Raises OutOfSpaceError where the staging area's disk takes no more files."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = guarded(area, lambda: os.open(area.data_file(number), flags, 0o600))
         return cls(area, number, path, descriptor=fd, **attributes)  # type: ignore[arg-type]
 
     @classmethod
     def adopt(cls, area: StagingArea, number: int, path: str, size: int, **attributes: object) -> StagedFile:
         """What an earlier mount left, cut to the *size* that it acknowledged."""
-        fd = guarded(area, lambda: os.open(area.data_file(number), os.O_RDWR | os.O_CLOEXEC))
+        fd = guarded(area, lambda: os.open(area.data_file(number), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
         file = cls(area, number, path, descriptor=fd, **attributes)  # type: ignore[arg-type]
         guarded(area, lambda: os.ftruncate(fd, size))
         file.size = size

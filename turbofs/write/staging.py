@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -45,14 +46,13 @@ class StagingArea:
 
     @classmethod
     def open(cls, directory: Path, *, limit_bytes: int, soft_bytes: int | None = None, stall_s: float) -> StagingArea:
-        """Make the directory and lock it. Blocks.
+        """Make the directory where there is none, and lock it. Blocks. What is there keeps its mode.
 
-        Raises ConfigError where it cannot be used, BusyError where another mount has it.
+        Raises ConfigError where it cannot be used or others could reach into it, BusyError where another mount has it.
         """
         try:
-            (directory / DATA_FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
-            directory.chmod(0o700)  # what is staged is for those who may read it on the source
-            lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            _make_private(directory)
+            lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(
                 f"cannot stage in {directory}: {error.strerror}", advice="choose a directory with --staging-dir"
@@ -125,6 +125,47 @@ class StagingArea:
     def close(self) -> None:
         """Let another mount have the directory."""
         os.close(self._lock)
+
+
+def _make_private(directory: Path) -> None:
+    """Make *directory*, and the folder of the bytes in it, where missing, and require that nobody else changes them.
+
+    What is staged is for those who may read it on the source: the folder of the bytes is for nobody else at all.
+    """
+    for parent in reversed(directory.parents):
+        if not parent.exists():
+            parent.mkdir(mode=0o755, exist_ok=True)
+    made = not os.path.lexists(directory)
+    if made:
+        above = directory.parent.stat()
+        if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
+            raise ConfigError(
+                f"cannot stage in {directory}: anybody may rename what is in {directory.parent}",
+                advice=f"chmod o-w {directory.parent}, or choose another directory with --staging-dir",
+            )
+        directory.mkdir(mode=0o700)
+    require_own(directory, others=stat.S_IWGRP | stat.S_IWOTH)
+    data = directory / DATA_FOLDER
+    if not os.path.lexists(data):
+        data.mkdir(mode=0o700)
+    require_own(data, others=stat.S_IRWXG | stat.S_IRWXO)
+
+
+def require_own(directory: Path, *, others: int) -> None:
+    """Raises ConfigError unless *directory* is a directory, and no link, of this user without the mode bits *others*."""
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        problem, advice = "it is not a directory", "name a directory itself, not a link to one"
+    elif found.st_uid != os.geteuid():
+        problem, advice = f"it belongs to user {found.st_uid}", "it must belong to the user who mounts"
+    elif found.st_mode & others:
+        mode = stat.S_IMODE(found.st_mode)
+        problem, advice = f"its mode is {mode:04o}", f"chmod {mode & ~others:04o} {directory}"
+    else:
+        return
+    raise ConfigError(
+        f"cannot stage in {directory}: {problem}", advice=f"{advice}; or choose another directory with --staging-dir"
+    )
 
 
 class Staging(NamedTuple):

@@ -1,0 +1,56 @@
+"""The staging area: whose directory it takes, who gets room, and which saved bytes come back."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from turbofs.errors import ConfigError
+from turbofs.write.staging import StagingArea
+
+MIB = 1 << 20
+
+
+def area_in(directory, *, limit_bytes=MIB, soft_bytes=None, stall_s=30.0):
+    return StagingArea.open(directory, limit_bytes=limit_bytes, soft_bytes=soft_bytes, stall_s=stall_s)
+
+
+def mode_of(path):
+    return path.stat().st_mode & 0o7777
+
+
+def test_a_staging_directory_is_made_private_and_what_was_there_is_never_changed(tmp_path):
+    area_in(tmp_path / "deep" / "new").close()
+    assert mode_of(tmp_path / "deep" / "new") == mode_of(tmp_path / "deep" / "new" / "data") == 0o700
+    there = tmp_path / "there"
+    there.mkdir()
+    there.chmod(0o755)
+    area_in(there).close()
+    assert (mode_of(there), mode_of(there / "data")) == (0o755, 0o700)
+    there.chmod(0o775)
+    with pytest.raises(ConfigError, match="mode is 0775") as refused:
+        area_in(there)
+    assert "chmod 0755" in str(refused.value.advice)
+    assert mode_of(there) == 0o775
+    there.chmod(0o755)
+    (there / "data").chmod(0o750)
+    with pytest.raises(ConfigError, match="mode is 0750"):
+        area_in(there)
+
+
+def test_a_link_or_a_directory_of_somebody_else_is_no_staging_directory(tmp_path, monkeypatch):
+    (tmp_path / "target").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to("target")
+    with pytest.raises(ConfigError, match="not a directory"):
+        area_in(tmp_path / "link")
+    anybodys = tmp_path / "anybodys"
+    anybodys.mkdir()
+    anybodys.chmod(0o777)
+    with pytest.raises(ConfigError, match="anybody may rename"):
+        area_in(anybodys / "new")
+    anybodys.chmod(0o1777)
+    area_in(anybodys / "new").close()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ConfigError, match=f"belongs to user {os.getuid()}"):
+        area_in(tmp_path / "target")
