@@ -31,6 +31,7 @@ from turbofs.write.acts import (
     Rename,
     SetAttributes,
     is_below,
+    paths_of,
 )
 from turbofs.write.flusher import Flusher
 from turbofs.write.journal import ActRecord, Journal
@@ -65,6 +66,14 @@ async def patiently(act: str, path: str, attempt: Callable[[], Awaitable[None]])
             _log.warning("what was acknowledged still waits for the source", act=act, path=path, error=str(error))
         await trio.sleep(pause_s)
         pause_s = min(2 * pause_s, _PAUSE_LIMIT_S)
+
+
+def defect(act: str, path: str, error: Exception) -> TurboError:
+    """What a defect of TurboFS, which ended *act* on *path*, is for whoever is told of it; its stack is in the log."""
+    _log.exception("an act failed on a defect of TurboFS", act=act, path=path, exc_info=error)
+    return TurboError(
+        f"{act} of {path} failed on a defect of TurboFS: {error!r}", advice="report it with the mount's log"
+    )
 
 
 def forget(journal: Journal, pending: PendingAct) -> None:
@@ -130,6 +139,7 @@ class Changes:
 
     async def _carry_out(self, pending: PendingAct, before: Before | None, recovered: bool) -> None:
         act, again = pending.act, recovered
+        name, path = type(act).__name__, paths_of(act)[0]
 
         async def attempt() -> None:
             nonlocal again
@@ -147,11 +157,14 @@ class Changes:
         try:
             await self._acts.ready(pending)
             with self._moving(act):
-                await patiently(type(act).__name__, str(getattr(act, "path", getattr(act, "old", ""))), attempt)
+                await patiently(name, path, attempt)
                 self._acts.finish(pending)
                 self._view.done(act)
         except TurboError as failure:
             error = failure
+        except Exception as failure:  # noqa: BLE001  whoever waits for the act must not wait for ever
+            error = defect(name, path, failure)
+        if error is not None:
             self._acts.finish(pending, error)
             self.failed(pending, error)
         forget(self._journal, pending)

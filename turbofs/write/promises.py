@@ -14,7 +14,7 @@ from turbofs.errors import OutOfSpaceError, TurboError
 from turbofs.model import FileVersion
 from turbofs.write.acts import Early, Publish, Rename, paths_of
 from turbofs.write.broken import BrokenPaths
-from turbofs.write.changes import patiently
+from turbofs.write.changes import defect, patiently
 from turbofs.write.flusher import Flusher
 from turbofs.write.journal import ActRecord, FileRecord, Journal
 from turbofs.write.parking import Parking
@@ -160,6 +160,8 @@ class Promises:
             await patiently("publish", act.path, attempt)
         except TurboError as failure:
             error = failure
+        except Exception as failure:  # noqa: BLE001  what waits behind the promise must not wait for ever
+            error = defect("publish", act.path, failure)
         self._acts.finish(pending, error)
         del self._waiting[file][pending]
         if not self._waiting[file]:

@@ -20,7 +20,7 @@ from turbofs.model import AttributeChange, Attributes, FileVersion, split
 from turbofs.source.base import Source
 from turbofs.write.acts import Act, Early, Publish, Rename, is_below, paths_of
 from turbofs.write.broken import BrokenPaths
-from turbofs.write.changes import Before, Changes
+from turbofs.write.changes import Before, Changes, defect
 from turbofs.write.flusher import Flusher
 from turbofs.write.journal import Journal
 from turbofs.write.parking import Parking
@@ -334,17 +334,24 @@ class Writes:
         await self.release(file)
 
     async def _persist(self, file: StagedFile, pending: PendingAct, final: bool, outcome: _Outcome) -> None:
+        outcome.error = TurboError(f"{file.path} was not published: the mount ended meanwhile")
+        failure: TurboError | None = None
         try:
             await self.promises.kept_before(file, pending)
             await self.flusher.publish(file, pending, final=final)
+            outcome.error = None
         except TurboError as error:
-            outcome.error, file.failed_generation = error, file.generation
-            self.broken.mark(file.path, error)
-        else:
-            self.broken.heal(file.path)
-            self._settle(file)
+            failure = error
+        except Exception as error:  # noqa: BLE001  close must not say that it is published
+            failure = defect("publish", file.path, error)
         finally:
-            self.acts.finish(pending, outcome.error)
+            if failure is not None:
+                outcome.error, file.failed_generation = failure, file.generation
+                self.broken.mark(file.path, failure)
+            elif outcome.error is None:
+                self.broken.heal(file.path)
+                self._settle(file)
+            self.acts.finish(pending, failure)  # cancelled, it leaves the journal as a crash would
             outcome.ended.set()
             self.on_durability()
             await self.release(file)
