@@ -13,7 +13,7 @@ from turbofs.write.journal import Journal, ParkedRecord
 from turbofs.write.pending import PendingActs
 from turbofs.write.source_side import SourceSide
 from turbofs.write.staged_file import StagedFile
-from turbofs.write.staging import PAGE_BYTES, StagingArea
+from turbofs.write.staging import StagingArea
 
 
 class Parking:
@@ -40,6 +40,7 @@ class Parking:
         with self._journal.transaction():
             self._journal.put(record)
             self._journal.remove_file(file.number)
+        self._area.keep_parked(file.number, file.hand_over_room())
 
     def records(self) -> list[ParkedRecord]:
         return list(self._journal.parked())
@@ -80,7 +81,7 @@ class Parking:
 
     def drop(self, number: int) -> None:
         """Delete parked bytes. Raises NotFoundError."""
-        record = self.record(number)
+        self.record(number)
         self._journal.remove_parked(number)
         self._area.data_file(number).unlink(missing_ok=True)
-        self._area.release(-(-record.size // PAGE_BYTES) * PAGE_BYTES)
+        self._area.drop_parked(number)

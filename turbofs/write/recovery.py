@@ -18,8 +18,9 @@ from turbofs.errors import NotFoundError, TurboError
 from turbofs.source.base import Source
 from turbofs.write.acts import Act, Delete, DeleteDirectory, Publish, Rename, is_below, paths_of
 from turbofs.write.journal import ActRecord, FileRecord, Journal
+from turbofs.write.local_bytes import room_bytes
 from turbofs.write.staged_file import StagedFile
-from turbofs.write.staging import PAGE_BYTES, StagingArea
+from turbofs.write.staging import StagingArea
 from turbofs.write.writes import Writes
 
 _log = structlog.get_logger(__name__)
@@ -51,7 +52,8 @@ def recover(writes: Writes, area: StagingArea, journal: Journal) -> Recovered:
     leftovers = []
     for number, path in present.items():
         if number in parked:
-            area.adopt(-(-path.stat().st_size // PAGE_BYTES) * PAGE_BYTES)
+            area.adopt(room_bytes(path.stat()))
+            area.keep_parked(number, room_bytes(path.stat()))
         elif number not in files:
             path.unlink(missing_ok=True)
     for number, left in records.items():

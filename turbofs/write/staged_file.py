@@ -4,8 +4,9 @@ What a file opened for update had before is not copied ahead. `_missing` says wh
 *base* (the version on the source that was opened, or the temporary file of an upload whose local bytes were let go); they
 are fetched when they are read, and by the upload as it passes them.
 
-Writes run without a lock and never wait between looking and writing, so they may come while an upload reads: the upload
-notices by `changed_from`, and sends again what was changed behind it.
+Writes run without a lock, so they may come while an upload reads: the upload notices by `changed_from`, and sends again
+what was changed behind it. Where staging is on disk, system calls on bytes that are here run in threads; while one does,
+nothing is let go. Bytes that were missing are written without waiting, so that none are fetched over them.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Awaitable, Callable
+from copy import copy
 from functools import partial
 from typing import TypeVar
 
 import trio
 from blake3 import blake3
 
-from turbofs.errors import ShortReadError, StaleFileError, TurboError
-from turbofs.model import AttributeChange, Attributes, ByteRange, FileKind, FileVersion
+from turbofs.errors import OutOfSpaceError, ShortReadError, StaleFileError, TurboError
+from turbofs.model import AttributeChange, Attributes, FileKind, FileVersion
 from turbofs.source.base import SourceFile
-from turbofs.write.local_bytes import guarded, punch, write_all
+from turbofs.write.local_bytes import Room, guarded, punch, write_all
 from turbofs.write.ranges import RangeSet
 from turbofs.write.staging import PAGE_BYTES, StagingArea
 
@@ -94,7 +96,9 @@ class StagedFile:
         self.lock = trio.Lock()
         """One upload, publication or change of attributes at a time."""
         self._missing = RangeSet()
-        self._allocated = RangeSet()
+        self._room = Room(area)
+        self._local_calls = 0
+        """System calls on the local file that run in threads now."""
         self._origin: SourceFile | None = None
         self._open_source: OpenSource | None = None
         self._expected: FileVersion | None = None
@@ -118,9 +122,7 @@ class StagedFile:
         file = cls(area, number, path, descriptor=fd, **attributes)  # type: ignore[arg-type]
         guarded(area, lambda: os.ftruncate(fd, size))
         file.size = size
-        pages = -(-size // PAGE_BYTES) * PAGE_BYTES
-        file._allocated.add(0, pages)
-        area.adopt(pages)
+        guarded(area, lambda: file._room.adopt(fd))
         return file
 
     def update_of(self, version: FileVersion, path: str, open_source: OpenSource) -> None:
@@ -154,7 +156,11 @@ class StagedFile:
     @property
     def staged_bytes(self) -> int:
         """The room that the bytes take."""
-        return self._allocated.total
+        return self._room.total_bytes
+
+    def hand_over_room(self) -> int:
+        """Let somebody else count the room that the bytes take: how many bytes that is."""
+        return self._room.hand_over()
 
     def changed(self, offset: int) -> None:
         """The content changed from *offset* on."""
@@ -177,11 +183,22 @@ class StagedFile:
     # --- bytes
 
     async def write(self, offset: int, data: bytes) -> None:
-        """Write all of *data*. Raises OutOfSpaceError; nothing is changed then."""
+        """Write all of *data*. Raises OutOfSpaceError, and what made the bytes be parked: those stay as they are."""
         stop = offset + len(data)
-        await self._make_room(offset, stop)
-        await self._run(lambda: guarded(self._area, lambda: write_all(self._fd, data, offset)))
-        self._missing.remove(offset, stop)
+        self._require_unparked()
+        await self._room.take(offset, stop)
+        self._require_unparked()
+        write = partial(guarded, self._area, partial(write_all, self._fd, data, offset))
+        if self._area.on_tmpfs or self._missing.overlapping(offset, stop):
+            write()
+            self._missing.remove(offset, stop)
+        else:
+            self.changed(min(offset, self.size))  # an upload may read, and be complete, before this is
+            try:
+                await self._in_thread(write)
+            except OutOfSpaceError:
+                self.changed(min(offset, self.size))  # some of it may have been written
+                raise
         self.changed(min(offset, self.size))
         self.size = max(self.size, stop)
 
@@ -195,7 +212,8 @@ class StagedFile:
                 await self._fill(gap.start, min(max(gap.stop, gap.start + _FILL_BYTES), self.size))
             stop = min(stop, self.size)
         if self._missing and self._missing.overlapping(offset, stop):
-            return await self._read_through(offset, stop)  # staging is full: nothing can be kept
+            data = await self._read_through(offset, stop)  # staging is full: nothing can be kept
+            return data[: max(0, self.size - offset)]
         return await self._run(lambda: guarded(self._area, lambda: os.pread(self._fd, stop - offset, offset)))
 
     async def read_piece(self, offset: int, length: int, hasher: blake3 | None) -> bytes:
@@ -219,14 +237,17 @@ class StagedFile:
 
         if length <= _INLINE_BYTES:
             return await self._run(partial(guarded, self._area, read))
-        return await trio.to_thread.run_sync(guarded, self._area, read)
+        return await self._in_thread(partial(guarded, self._area, read))
 
     async def truncate(self, size: int) -> None:
-        """Cut to, or extend with zeros to, *size* bytes."""
-        await self._run(lambda: guarded(self._area, lambda: os.ftruncate(self._fd, size)))
-        before, self.size = self.size, size
+        """Cut to, or extend with zeros to, *size* bytes. Raises what made the bytes be parked."""
+        self._require_unparked()
+        before = self.size
+        self.size = min(before, size)  # at once, so that nothing is fetched to behind the cut
         self._missing.truncate(size)
-        self._forget_allocation(-(-size // PAGE_BYTES) * PAGE_BYTES)
+        await self._run(lambda: guarded(self._area, lambda: os.ftruncate(self._fd, size)))
+        self.size = size
+        self._room.cut(size)
         self.changed(min(size, before))
 
     async def fill_all(self) -> None:
@@ -235,28 +256,25 @@ class StagedFile:
             for start in range(gap.start, gap.stop, _FILL_BYTES * 4):
                 stop = min(start + _FILL_BYTES * 4, gap.stop, self.size)
                 if start < stop:
-                    await self._make_room(start, stop)
+                    await self._room.take(start, stop)
                     await self._fill(start, stop)
 
     async def let_go(self, stop: int, path: str, open_source: OpenSource) -> int:
         """Drop the bytes [0, *stop*) here: they are in *path* on the source. Returns how many bytes were freed.
 
-        None where bytes after *stop* are missing too, or something before it has changed by now.
+        None where bytes after *stop* are missing too, something before it has changed by now, or it is being read.
         """
         stop -= stop % PAGE_BYTES
-        if self._missing.overlapping(stop, self.size):
+        if self._missing.overlapping(stop, max(stop, self.size)):
             return 0
         self._open_source = open_source
         await self.rebase(path)
-        if self.changed_from < stop:
+        if self._local_calls or self.changed_from < stop or self._missing.overlapping(stop, max(stop, self.size)):
             return 0
         self._missing.add(0, stop)
         punch(self._fd, 0, stop)
         self.let_go_bytes = stop
-        before = self._allocated.total
-        self._allocated.remove(0, stop)
-        self._area.release(before - self._allocated.total)
-        return before - self._allocated.total
+        return self._room.free(0, stop)
 
     async def rebase(self, path: str) -> None:
         """What is missing here is in *path* on the source from now on: an upload's file, or what was just published."""
@@ -280,7 +298,7 @@ class StagedFile:
         """Give everything back: the bytes, their room, and the base's handle. The number is free after this."""
         self.close()
         self._area.data_file(self.number).unlink(missing_ok=True)
-        self._forget_allocation(0)
+        self._room.cut(0)
         if self._origin is not None:
             await self._origin.aclose()
 
@@ -319,12 +337,14 @@ class StagedFile:
         """Fetch [start, stop) as far as it is missing; keeps nothing where staging has no room."""
         start -= start % PAGE_BYTES
         for gap in self._missing.overlapping(start, stop):
-            if not self._take_room(gap.start, gap.stop):
+            if not self._room.take_nowait(gap.start, gap.stop):
                 return
-            buffer, epoch = bytearray(gap.length), self._epoch
-            await self._fetch(gap.start, memoryview(buffer))
-            if epoch != self._epoch:
+            buffer, epoch = bytearray(gap.length), -1
+            while epoch != self._epoch:
+                epoch = self._epoch
                 await self._fetch(gap.start, memoryview(buffer))
+            if not self._room.take_nowait(gap.start, gap.stop):
+                return  # it was let go meanwhile
             # What was written, or cut off, while this waited is newer than what was fetched.
             for still in self._missing.overlapping(gap.start, min(gap.stop, self.size)):
                 piece = memoryview(buffer)[still.start - gap.start : still.stop - gap.start]
@@ -336,44 +356,34 @@ class StagedFile:
         buffer = bytearray(stop - offset)
         view = memoryview(buffer)
         position = offset
-        for gap in [*self._missing.overlapping(offset, stop), ByteRange(stop, stop)]:
-            if gap.start > position:
-                data = os.pread(self._fd, gap.start - position, position)
+        while position < stop:
+            missing = self._missing.overlapping(position, stop)  # anew each time: something may be let go meanwhile
+            here = missing[0].start if missing else stop
+            if here > position:
+                data = os.pread(self._fd, here - position, position)
                 view[position - offset : position - offset + len(data)] = data
-            if gap.length:
+                position = here
+            else:
+                epoch, gap = self._epoch, missing[0]
                 await self._fetch(gap.start, view[gap.start - offset : gap.stop - offset])
-            position = gap.stop
+                if epoch == self._epoch and self._missing.covers(gap.start, gap.stop):
+                    position = gap.stop
         return bytes(buffer)
 
-    async def _make_room(self, start: int, stop: int) -> None:
-        first, last = start - start % PAGE_BYTES, -(-stop // PAGE_BYTES) * PAGE_BYTES
-        if not self._allocated.covers(first, last):
-            needed = sum(gap.length for gap in self._allocated.gaps(first, last))
-            await self._area.reserve(needed)
-            self._note_allocation(first, last, reserved=needed)
-
-    def _take_room(self, start: int, stop: int) -> bool:
-        first, last = start - start % PAGE_BYTES, -(-stop // PAGE_BYTES) * PAGE_BYTES
-        needed = sum(gap.length for gap in self._allocated.gaps(first, last))
-        if needed and not self._area.reserve_nowait(needed):
-            return False
-        self._note_allocation(first, last, reserved=needed)
-        return True
-
-    def _note_allocation(self, first: int, last: int, *, reserved: int) -> None:
-        before = self._allocated.total
-        self._allocated.add(first, last)
-        self._area.release(
-            reserved - (self._allocated.total - before)
-        )  # somebody else took some of it while this waited
-
-    def _forget_allocation(self, from_bytes: int) -> None:
-        before = self._allocated.total
-        self._allocated.truncate(from_bytes)
-        self._area.release(before - self._allocated.total)
+    def _require_unparked(self) -> None:
+        if self.error is not None:
+            raise copy(self.error)
 
     async def _run(self, function: Callable[[], T]) -> T:
         """Do *function* here where it is a copy in memory, else in a thread: a disk may make it wait."""
         if self._area.on_tmpfs:
             return function()
-        return await trio.to_thread.run_sync(function)
+        return await self._in_thread(function)
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        """Do *function*, which works on bytes that are here, in a thread: they are not let go meanwhile."""
+        self._local_calls += 1
+        try:
+            return await trio.to_thread.run_sync(function)
+        finally:
+            self._local_calls -= 1

@@ -40,6 +40,8 @@ class StagingArea:
         """Writers that wait for room."""
         self.wanted: Callable[[], None] = lambda: None
         """Told, whenever a writer has to wait, that room is wanted."""
+        self._parked: dict[int, int] = {}
+        """The room of each parked file, in bytes."""
         self._lock = lock
         self._stall_s = stall_s
         self._freed = trio.Event()
@@ -112,6 +114,14 @@ class StagingArea:
     def adopt(self, count_bytes: int) -> None:
         """Count what an earlier mount left here: it takes room, whatever the limit is now."""
         self.used_bytes += count_bytes
+
+    def keep_parked(self, number: int, room_bytes: int) -> None:
+        """Parked file *number* takes *room_bytes*, which are counted already, until `drop_parked`."""
+        self._parked[number] = self._parked.get(number, 0) + room_bytes
+
+    def drop_parked(self, number: int) -> None:
+        """Give back the room of parked file *number*."""
+        self.release(self._parked.pop(number, 0))
 
     def statistics(self) -> dict[str, object]:
         return {
