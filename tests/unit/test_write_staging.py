@@ -7,6 +7,7 @@ import os
 import pytest
 
 from turbofs.errors import ConfigError
+from turbofs.write.saving import restore, save
 from turbofs.write.staging import StagingArea
 
 MIB = 1 << 20
@@ -54,3 +55,63 @@ def test_a_link_or_a_directory_of_somebody_else_is_no_staging_directory(tmp_path
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(ConfigError, match=f"belongs to user {os.getuid()}"):
         area_in(tmp_path / "target")
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """An area whose one file was saved, and is gone there; with the directory of the state."""
+    area = area_in(tmp_path / "staging")
+    leave(area.directory, b"saved")
+    state = tmp_path / "state"
+    save(area, state)
+    yield area, state
+    area.close()
+
+
+def leave(directory, data):
+    (directory / "data" / "1").write_bytes(data)
+    (directory / "journal.sqlite3").write_bytes(b"journal of " + data)
+
+
+def left(directory):
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*[1-9]")}
+
+
+def test_saved_bytes_come_back_once(saved):
+    area, state = saved
+    assert left(area.directory) == {}
+    restore(area.directory, state)
+    back = {"data/1": b"saved", "journal.sqlite3": b"journal of saved"}
+    assert left(area.directory) == back
+    assert list(state.iterdir()) == []
+    restore(area.directory, state)
+    assert left(area.directory) == back
+    assert sorted(path.name for path in area.directory.iterdir()) == ["data", "journal.sqlite3", "lock"]
+
+
+def test_saved_bytes_go_unread_only_where_the_same_bytes_are_still_there(saved, monkeypatch):
+    area, state = saved
+    restore(area.directory, state)
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.unlink", lambda _path, **_options: None)
+        save(area, state)  # killed before it deletes anything
+    restore(area.directory, state)
+    assert not (state / "staged").exists()
+    assert left(area.directory) == {"data/1": b"saved", "journal.sqlite3": b"journal of saved"}
+
+
+def test_other_bytes_in_the_staging_directory_are_no_reason_to_drop_the_saved_ones(saved, tmp_path):
+    area, state = saved
+    leave(area.directory, b"others")
+    before = left(state)
+    with pytest.raises(ConfigError, match="two places") as refused:
+        restore(area.directory, state)
+    assert str(area.directory) in str(refused.value)
+    assert str(state / "staged") in str(refused.value)
+    assert left(state) == before
+    empty = area_in(tmp_path / "empty")
+    restore(empty.directory, state)
+    empty.close()
+    restore(area.directory, state)
+    assert left(empty.directory)["data/1"] == b"saved"
+    assert left(area.directory)["data/1"] == b"others"

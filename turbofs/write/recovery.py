@@ -154,27 +154,29 @@ async def delete_leftovers(source: Source, journal: Journal, recovered: Recovere
 def _file(
     writes: Writes, area: StagingArea, record: FileRecord | None, present: Mapping[int, Path]
 ) -> StagedFile | None:
-    if record is None or record.id not in present or area.data_file(record.id).stat().st_size < record.size:
+    if record is None or record.id not in present:
         return None
+    # Shorter than acknowledged, it was cut after that: this is what its user did last, and the cut is not taken back.
+    size_bytes = min(record.size, present[record.id].stat().st_size)
     file = StagedFile.adopt(
         area,
         record.id,
         record.path,
-        record.size,
+        size_bytes,
         mode=record.mode,
         owner=record.owner,
         group=record.group,
         base=record.base,
     )
     file.exclusive = record.exclusive
-    file.acknowledged_size = record.size
+    file.acknowledged_size = size_bytes
     if record.mtime_ns is not None:
         file.mtime_ns, file.atime_ns, file.times_set = record.mtime_ns, record.atime_ns or record.mtime_ns, True
     side = writes.flusher.begin(file)
     side.recovered = True
     side.version = record.ours or record.base
     side.named = side.version is not None
-    side.digest = record.digest
+    side.digest = record.digest if size_bytes == record.size else None
     if record.temporary and record.uploaded:
         side.resume = (record.temporary, record.uploaded, record.holds)
     elif record.temporary:
