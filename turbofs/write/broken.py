@@ -7,7 +7,7 @@ import time
 import structlog
 
 from turbofs.errors import TurboError
-from turbofs.write.acts import is_below
+from turbofs.write.acts import Act, Delete, DeleteDirectory, Rename, is_below, paths_of
 from turbofs.write.journal import BrokenRecord, Journal
 
 _log = structlog.get_logger(__name__)
@@ -40,6 +40,12 @@ class BrokenPaths:
                 self._journal.remove_broken(path)
             except TurboError as failure:
                 _log.warning("the journal keeps what is not broken any more", path=path, error=str(failure))
+
+    def past(self, act: Act) -> None:
+        """*act* is done: what was said of names that are gone, or another's now, is past."""
+        if isinstance(act, Rename | Delete | DeleteDirectory):
+            for path in paths_of(act):
+                self.heal(path)
 
     def below(self, path: str) -> bool:
         """Whether anything at or below *path* is broken."""

@@ -105,6 +105,8 @@ class Changes:
         self._moves: dict[Rename, trio.Event] = {}  # deferred, and being carried out now
         self.failed: Callable[[PendingAct, TurboError], None] = lambda _pending, _error: None
         """Told of each deferred act that failed, once it has ended."""
+        self.done: Callable[[Act], None] = lambda _act: None
+        """Told of each deferred act that is done."""
 
     def would_defer(self, act: Act) -> bool:
         """Whether *act* would have to wait for something that was acknowledged early."""
@@ -160,6 +162,7 @@ class Changes:
                 await patiently(name, path, attempt)
                 self._acts.finish(pending)
                 self._view.done(act)
+                self.done(act)
         except TurboError as failure:
             error = failure
         except Exception as failure:  # noqa: BLE001  whoever waits for the act must not wait for ever
@@ -193,15 +196,18 @@ class Changes:
             case Rename(old=old, new=new, replace=replace):
                 await source.rename(old, new, replace=replace)
                 self._flusher.moved(old, new)
+                self._flusher.given_up.discard(new)
             case Delete(path=path):
                 await source.delete(path)
             case DeleteDirectory(path=path):
                 await source.delete_directory(path)
             case MakeDirectory(path=path, mode=mode):
                 await source.make_directory(path, mode=mode)
+                self._flusher.given_up.discard(path)
                 await self._flusher.naming.give_owner(path, act.owner, act.group)
             case MakeLink(path=path, target=target):
                 await source.make_symlink(path, target)
+                self._flusher.given_up.discard(path)
                 await self._flusher.naming.give_owner(path, act.owner, act.group)
             case SetAttributes(path=path, change=change):
                 await source.set_attributes(path, change)

@@ -10,6 +10,7 @@ place. A source without renames (an object store) shows an object when it is com
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import structlog
 import trio
@@ -48,6 +49,7 @@ class Flusher:
     def __init__(self, source: Source, acts: PendingActs, view: LocalView[StagedFile], config: WriteConfig) -> None:
         self._source = source
         self._acts = acts
+        self._view = view
         self._config = config
         self._slots = Slots(config.uploads, config.piece_bytes)
         self._sides: dict[StagedFile, SourceSide] = {}
@@ -59,7 +61,10 @@ class Flusher:
         self.published: Callable[[StagedFile, Attributes], None] = lambda _file, _attributes: None
         """Told of each publication, with what the source says of the file then."""
         self.given_up: set[str] = set()
-        """Paths of publications that were given up, because the file has no name here any more."""
+        """Paths of publications that were given up, because the file has no name here any more; as long as acts wait."""
+        acts.idle = self.given_up.clear
+        self.promised: Callable[[StagedFile], bool] = lambda _file: False
+        """Whether anything is promised of a file: then its bytes stay here, where a crash finds them."""
         self.published_in: Callable[[str], None] = lambda _directory: None
         """Told of the directory of each publication, by its name on the source."""
 
@@ -175,10 +180,12 @@ class Flusher:
         if upload is None or upload.complete or Capability.SYNC not in self._source.capabilities:
             return 0
         async with file.lock:
-            if side.upload is not upload or file.changed_from < upload.position:
+            if side.upload is not upload or file.changed_from < upload.position or self.promised(file):
                 return 0
             try:
                 await upload.sync()
+                if self.promised(file):
+                    return 0
                 return await file.let_go(upload.position, upload.path, self._source.open)
             except (TurboError, OSError) as error:
                 _log.info("staged bytes stay", path=file.path, error=str(error))
@@ -209,12 +216,18 @@ class Flusher:
             await self._acts.ready(pending)
             grown = upload.named
             if not upload.named:
+                if file.unlinked:
+                    raise _UnlinkedError(f"{path} was deleted before it had its name")
                 await self.naming.take_name(file, side, upload, path)
+            if file.unlinked and not side.named:
+                await self._take_back(path)
+            side.named = True
         else:
             await self._acts.ready(pending)
             if final and upload is not None:
                 await upload.finish()
         told = await self.naming.set_attributes(file, side, path)
+        self.given_up.discard(path)
         side.named = True
         side.generation, side.attributes_generation = generation, attributes_generation
         side.lowest_change = 1 << 63
@@ -250,11 +263,22 @@ class Flusher:
                 break
         if Capability.RENAME not in capabilities:
             await self._acts.ready(pending)  # what is complete has its name there
-        if final:
+        if final or upload.complete:  # what was recovered whole has nothing to sync
             await upload.finish()
         else:
             await upload.sync()
         return upload
+
+    async def _take_back(self, path: str) -> None:
+        """A new file was unlinked while it took its name *path*: delete what nobody else is to delete or replace.
+
+        Raises _UnlinkedError where it did.
+        """
+        if self._acts.replaces(path) or self._view.file(path) is not None:
+            return
+        with suppress(NotFoundError):
+            await self._source.delete(path)
+        raise _UnlinkedError(f"{path} was deleted while it took its name")
 
     async def _tell(
         self, file: StagedFile, side: SourceSide, path: str, seen: Attributes | None, *, grown: bool

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import trio
 
 from turbofs.errors import TurboError
 from turbofs.model import ROOT, split
-from turbofs.write.acts import HELD_BY_EARLIER, Act, Publish, Rename, is_below, paths_of, touch
+from turbofs.write.acts import HELD_BY_EARLIER, Act, Delete, Publish, Rename, is_below, paths_of, touch, waits_for
 
 _Index = defaultdict[str, dict[int, "PendingAct"]]
 _NOTHING: dict[int, PendingAct] = {}
@@ -27,9 +27,10 @@ class CancelledActError(TurboError):
 
 
 class PendingAct:
-    """One issued act. `deferred`: whoever asked for it has been answered already."""
+    """One issued act. `deferred`: whoever asked for it has been answered already. `jobs`: whose line it stands in."""
 
     def __init__(self, sequence: int, act: Act, waits: list[PendingAct], *, deferred: bool) -> None:
+        self.jobs: tuple[str, ...] = ()
         self.sequence = sequence
         self.act = act
         self.deferred = deferred
@@ -46,7 +47,8 @@ class PendingActs:
     """The queue, in the order of issue. Sequence numbers come from *numbers*, so that they outlive a restart.
 
     An index by path finds what an act has to wait for without a look at all the others: removing an old checkpoint may
-    put ten thousand deletions in line.
+    put ten thousand deletions in line. Early acknowledgements, and the renames that they hold back, stand in one line for
+    each job: whoever waits for the last of it waits for all, because each of them waits for the one before it.
     """
 
     def __init__(self, numbers: Iterator[int] | None = None) -> None:
@@ -54,7 +56,10 @@ class PendingActs:
         self._acts: dict[int, PendingAct] = {}
         self._at: _Index = defaultdict(dict)
         self._below: _Index = defaultdict(dict)
-        self._early: _Index = defaultdict(dict)
+        self._lines: _Index = defaultdict(dict)
+        self.idle: Callable[[], None] = lambda: None
+        """Told when none is pending any more."""
+        self._publishing: dict[int, int] = {}  # publications of each file, by its number
 
     def __iter__(self) -> Iterator[PendingAct]:
         return iter(tuple(self._acts.values()))
@@ -67,19 +72,38 @@ class PendingActs:
         waits = self._before(act)
         deferred = deferred or any(earlier.deferred for earlier in waits)
         pending = PendingAct(next(self._numbers) if sequence is None else sequence, act, waits, deferred=deferred)
+        pending.jobs = self._jobs(act)
         self._acts[pending.sequence] = pending
         for place in self._places(pending):
             place[pending.sequence] = pending
+        if isinstance(act, Publish):
+            self._publishing[act.file] = self._publishing.get(act.file, 0) + 1
         return pending
 
     def would_defer(self, act: Act) -> bool:
         """Whether *act*, issued now, would be deferred."""
         return bool(self._acts) and any(earlier.deferred for earlier in self._before(act))
 
+    def publishes(self, file: int) -> bool:
+        """Whether a publication of the file number *file* is pending."""
+        return file in self._publishing
+
+    def replaces(self, path: str) -> bool:
+        """Whether what has the name *path* is to be deleted or replaced by an act that is pending."""
+        return any(
+            isinstance(each.act, Delete) or (isinstance(each.act, Rename) and each.act.new == path)
+            for each in self._at.get(path, _NOTHING).values()
+        )
+
     async def ready(self, pending: PendingAct) -> None:
         """Return when everything that *pending* waits for has ended. Raises CancelledActError where it fell with one."""
-        for earlier in pending.waits:
-            await earlier.ended.wait()
+        waits = list(pending.waits)
+        while waits:
+            earlier = waits.pop()
+            if not earlier.ended.is_set():
+                await earlier.ended.wait()
+            if earlier.jobs:  # it may have fallen, or been given up, before those ahead of it in the line
+                waits += [each for each in earlier.waits if each.jobs and not each.ended.is_set()]
         if pending.error is not None:
             raise pending.error
 
@@ -100,7 +124,8 @@ class PendingActs:
                 continue
             same_group = same_group and not _begins_another_group(later, pending)
             reasons = [each for each in later.waits if each in fallen and each.error is not None]
-            if any(_relies(later, each, fallen) for each in reasons) or (same_group and pending in reasons):
+            held = same_group and waits_for(later.act, pending.act)
+            if held or any(_relies(later, each, fallen) for each in reasons):
                 self._end(later, CancelledActError(f"not done: {paths_of(pending.act)[0]} was not persisted: {error}"))
                 fallen.add(later)
 
@@ -112,11 +137,21 @@ class PendingActs:
             found.update(self._below.get(path, _NOTHING))
             for top in _upwards(path):
                 found.update(self._at.get(top, _NOTHING))
-                if held:
-                    found.update(self._early.get(top, _NOTHING))
             if held:
-                found.update(self._early.get(path, _NOTHING))
+                for job in (path, *_upwards(path)):
+                    for earlier in reversed(self._lines.get(job, _NOTHING).values()):
+                        found[earlier.sequence] = earlier
+                        if any(is_below(each, job) for each in paths_of(earlier.act)):
+                            break  # it waits itself for those ahead of it
         return [found[sequence] for sequence in sorted(found)]
+
+    def _jobs(self, act: Act) -> tuple[str, ...]:
+        """The jobs in whose line *act* stands."""
+        if isinstance(act, Publish) and act.early is not None:
+            return (act.early.job,)
+        if isinstance(act, Rename):
+            return tuple({top for path in paths_of(act) for top in (path, *_upwards(path)) if self._lines.get(top)})
+        return ()
 
     def _places(self, pending: PendingAct) -> Iterator[dict[int, PendingAct]]:
         """Where *pending* is indexed: at its names, below all that are above them, and by its job."""
@@ -124,19 +159,25 @@ class PendingActs:
             yield self._at[path]
             for top in _upwards(path):
                 yield self._below[top]
-        if isinstance(pending.act, Publish) and pending.act.early is not None:
-            yield self._early[pending.act.early.job]
+        for job in pending.jobs:
+            yield self._lines[job]
 
     def _end(self, pending: PendingAct, error: TurboError | None) -> None:
         if pending.ended.is_set():
             return
         pending.error = error
+        pending.waits = [each for each in pending.waits if not each.ended.is_set()]  # no chain of all that ever was
         del self._acts[pending.sequence]
         for place in self._places(pending):
             place.pop(pending.sequence, None)
+        if isinstance(pending.act, Publish):
+            self._publishing[pending.act.file] -= 1
+            if not self._publishing[pending.act.file]:
+                del self._publishing[pending.act.file]
         if not self._acts:
-            for index in (self._at, self._below, self._early):
+            for index in (self._at, self._below, self._lines):
                 index.clear()
+            self.idle()
         pending.ended.set()
 
 

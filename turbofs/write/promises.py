@@ -59,9 +59,12 @@ class Promises:
         self._spawn = spawn
         self._ended = ended
         self._reverted = reverted
+        self.bytes = 0
+        """Bytes that have to reach the source before what is issued now may."""
+        self._sizes: dict[StagedFile, int] = {}  # which those are made of
         self._waiting: dict[StagedFile, dict[PendingAct, int]] = {}  # with the content (generation) that each promised
         flusher.uploads.noted = flusher.naming.noted = self._note
-        flusher.naming.traced = lambda file: file in self._waiting
+        flusher.naming.traced = flusher.promised = self._waiting.__contains__
 
     def waiting(self, file: StagedFile) -> PendingAct | None:
         """The newest promised publication of *file* that is still to come."""
@@ -99,6 +102,7 @@ class Promises:
             if waiting is not None and paths_of(waiting.act) == (file.path,) and not self._renamed_after(waiting):
                 self._journal.put(self._record(file, early))
                 self._waiting[file][waiting] = file.generation
+                self._count(file, file.size)
                 return
             act = Publish(file.path, file.number, early)
             pending = self._acts.issue(act, deferred=True)
@@ -117,6 +121,7 @@ class Promises:
         """Publish *file*, which is promised, in its turn."""
         file.users += 1
         self._waiting.setdefault(file, {})[pending] = file.acknowledged_generation
+        self._count(file, file.size)
         self._spawn(self._keep, file, pending)
 
     def amend(self, file: StagedFile) -> None:
@@ -166,6 +171,7 @@ class Promises:
         del self._waiting[file][pending]
         if not self._waiting[file]:
             del self._waiting[file]
+            self._count(file, 0)
         if error is None:
             self._view.done(act)
             self._broken.heal(act.path)
@@ -194,6 +200,11 @@ class Promises:
                     self.amend(file)  # what the source has by now is this file's own
         except TurboError as error:
             _log.warning("the journal keeps a publication that has ended", error=str(error))
+
+    def _count(self, file: StagedFile, size_bytes: int) -> None:
+        self.bytes += size_bytes - self._sizes.pop(file, 0)
+        if size_bytes:
+            self._sizes[file] = size_bytes
 
     def _renamed_after(self, waiting: PendingAct) -> bool:
         return any(waiting in each.waits and isinstance(each.act, Rename) for each in self._acts)

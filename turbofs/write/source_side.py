@@ -31,6 +31,8 @@ class SourceSide:
     streaming: bool = False
     streams: bool = True
     """Whether to upload while the file is written; not again after that failed."""
+    appended: bool = False
+    """Whether this mount has appended in place, or tried: what has grown may be its own bytes."""
     digest: str | None = None
     retired: list[str] = field(default_factory=list)
     """Temporary files whose bytes are still needed, because they were let go here."""

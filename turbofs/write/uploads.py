@@ -73,11 +73,11 @@ class Uploads:
                 side.named, side.version = True, target
                 same = min(version.size, file.size) if holds else 0
                 if target.size >= file.size and await self._naming.begins(file, path, same, file.size):
-                    side.generation = file.generation
+                    side.generation, side.digest = file.generation, None
             elif (
                 not version.strong and target.size == file.size and await self._naming.begins(file, path, 0, file.size)
             ):
-                side.named, side.version, side.generation = True, target, file.generation
+                side.named, side.version, side.generation, side.digest = True, target, file.generation, None
             return
         replaced = not holds or version.compare(now) is Change.REPLACED or now.size != file.size
         with suppress(NotFoundError):  # renamed just now, with what is above
@@ -100,7 +100,7 @@ class Uploads:
         if known is None or known.compare(now) is not Change.GREW or now.size < file.size:
             return
         if await self._naming.begins(file, path, 0, file.size):
-            side.version, side.generation = now, file.generation
+            side.version, side.generation, side.digest = now, file.generation, None
 
     async def _append_in_place(self, file: StagedFile, side: SourceSide, pending: PendingAct) -> Upload | None:
         assert isinstance(pending.act, Publish)
@@ -120,14 +120,20 @@ class Uploads:
         writer = await self._source.append(path)
         try:
             now = (await self._source.stat_exact(path)).version
+            other = version.strong and now.strong and now.file_id != version.file_id
+            stale = other or now.size < version.size
+            own = not stale and await self._naming.begins(file, path, version.size, now.size)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await writer.abort()
             raise
-        if now.size != version.size or (version.strong and now.strong and now.file_id != version.file_id):
-            await writer.abort()
+        if own:
+            side.appended = True
+            return Upload(file, writer, path, position=now.size, named=True)
+        await writer.abort()
+        if stale or not side.appended:
             raise StaleFileError(f"{path} was changed elsewhere while it was open for appending")
-        return Upload(file, writer, path, position=version.size, named=True)
+        return None  # what an append of ours left there has been changed here since: all of it goes anew
 
     async def _new_upload(self, file: StagedFile, side: SourceSide, pending: PendingAct | None) -> Upload | None:
         if Capability.RENAME not in self._source.capabilities:
@@ -174,10 +180,14 @@ class Uploads:
         upload, side.upload = side.upload, None
         if upload is None:
             return
+        side.appended = side.appended or upload.named
         side.lowest_change = min(side.lowest_change, upload.position if upload.named else 0)
         if upload.named or not file.whole:
             try:
                 await upload.finish()
+                if upload.named:
+                    side.appended = True
+                    await self._see_appended(upload, side)
             except TurboError as error:
                 _log.info("a writer was given up", path=upload.path, error=str(error))
                 await upload.abort() if upload.named else None
@@ -187,6 +197,13 @@ class Uploads:
             await self._delete(upload.path)
         else:
             await upload.abort()
+
+    async def _see_appended(self, upload: Upload, side: SourceSide) -> None:
+        """All that went through *upload* is under the name now: that is the version to go on from."""
+        if side.version is not None and side.named:
+            now = (await self._source.stat_exact(upload.path)).version
+            if now.file_id == side.version.file_id and now.size == upload.position:
+                side.version = now
 
     async def delete_retired(self, side: SourceSide) -> None:
         for path in side.retired:

@@ -15,10 +15,10 @@ import trio
 
 from turbofs.background import Background
 from turbofs.config import WriteConfig
-from turbofs.errors import TurboError
+from turbofs.errors import NotFoundError, TurboError
 from turbofs.model import AttributeChange, Attributes, FileVersion, split
 from turbofs.source.base import Source
-from turbofs.write.acts import Act, Early, Publish, Rename, is_below, paths_of
+from turbofs.write.acts import Act, Delete, Early, Publish, Rename, is_below, paths_of
 from turbofs.write.broken import BrokenPaths
 from turbofs.write.changes import Before, Changes, defect
 from turbofs.write.flusher import Flusher
@@ -42,7 +42,7 @@ class _Outcome:
 
     def __init__(self) -> None:
         self.ended = trio.Event()
-        self.error: TurboError | None = None
+        self.error: TurboError | None = TurboError("it was not published: the mount ended meanwhile")
 
 
 class Writes:
@@ -65,7 +65,7 @@ class Writes:
         self.parking = Parking(area, journal)
         self.flusher = Flusher(source, self.acts, self.view, config)
         self.changes = Changes(source, self.acts, self.view, journal, self.flusher, self._tasks.start_soon)
-        self.changes.failed = self._act_failed
+        self.changes.failed, self.changes.done = self._act_failed, self.broken.past
         self.promises = Promises(
             self.acts,
             self.view,
@@ -252,7 +252,7 @@ class Writes:
 
     def promised_bytes(self) -> int:
         """Bytes that have to reach the source before what is issued now may."""
-        return sum(file.size for file in self.promises.files())
+        return self.promises.bytes
 
     def is_now(self, file: StagedFile, version: FileVersion) -> None:
         """The attributes of *file* were changed on the source, which made it *version*."""
@@ -262,7 +262,7 @@ class Writes:
 
     def has_on_source(self, file: StagedFile) -> bool:
         """Whether the source has, or will have by what is pending, something under the name of *file*."""
-        return self.flusher.side(file).named or self.promises.waiting(file) is not None
+        return self.flusher.side(file).named or self.is_promised(file) or self.acts.publishes(file.number)
 
     def move_files(self, old: str, new: str) -> None:
         """Staged files at and below *old* are called *new* now."""
@@ -290,9 +290,15 @@ class Writes:
 
     async def change(self, act: Act, before: Before | None = None) -> bool:
         """See `Changes.change`; staged files follow a rename in the same step in which it shows."""
-        for path in paths_of(act):
-            self.broken.heal(path)
-        done = await self.changes.change(act, before)
+        try:
+            done = await self.changes.change(act, before)
+        except NotFoundError:
+            file = self.view.file(act.path) if isinstance(act, Delete) else None
+            if file is None or self.has_on_source(file):
+                raise
+            done = True  # the publication that it waited for failed: there is nothing but what is here
+        if done:
+            self.broken.past(act)
         if isinstance(act, Rename):
             self.move_files(act.old, act.new)
         return done
@@ -334,8 +340,7 @@ class Writes:
         await self.release(file)
 
     async def _persist(self, file: StagedFile, pending: PendingAct, final: bool, outcome: _Outcome) -> None:
-        outcome.error = TurboError(f"{file.path} was not published: the mount ended meanwhile")
-        failure: TurboError | None = None
+        failure = None
         try:
             await self.promises.kept_before(file, pending)
             await self.flusher.publish(file, pending, final=final)
@@ -351,7 +356,7 @@ class Writes:
             elif outcome.error is None:
                 self.broken.heal(file.path)
                 self._settle(file)
-            self.acts.finish(pending, failure)  # cancelled, it leaves the journal as a crash would
+            self.acts.finish(pending, failure)  # without one where this was cancelled: nothing falls with that
             outcome.ended.set()
             self.on_durability()
             await self.release(file)
