@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
+import trio
+import trio.testing
 
-from turbofs.errors import ConfigError
+from turbofs.errors import ConfigError, OutOfSpaceError
 from turbofs.write.saving import restore, save
 from turbofs.write.staging import StagingArea
 
@@ -115,3 +117,48 @@ def test_other_bytes_in_the_staging_directory_are_no_reason_to_drop_the_saved_on
     restore(area.directory, state)
     assert left(empty.directory)["data/1"] == b"saved"
     assert left(area.directory)["data/1"] == b"others"
+
+
+@pytest.fixture
+def full(tmp_path):
+    """An area of 100 bytes with a soft limit of 50, which are used."""
+    area = area_in(tmp_path / "staging", limit_bytes=100, soft_bytes=50)
+    area.adopt(50)
+    yield area
+    area.close()
+
+
+async def test_writers_get_room_in_their_order(full):
+    got = []
+
+    async def writer(name, count_bytes):
+        await full.reserve(count_bytes)
+        got.append(name)
+
+    async with trio.open_nursery() as nursery:
+        for name, count_bytes in (("large", 40), ("small", 1), ("last", 1)):
+            nursery.start_soon(writer, name, count_bytes)
+            await trio.testing.wait_all_tasks_blocked()
+        full.release(20)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (got, full.waiting) == ([], 3), "a small one does not take what a large one waits for"
+        full.release(20)
+        await trio.testing.wait_all_tasks_blocked()
+        assert got == ["large"]
+        full.release(10)
+    assert got == ["large", "small", "last"]
+    assert (full.used_bytes, full.waiting) == (42, 0)
+
+
+async def test_writer_that_has_waited_long_goes_on_to_the_hard_limit(tmp_path):
+    area = area_in(tmp_path / "staging", limit_bytes=100, soft_bytes=50, stall_s=0.05)
+    area.adopt(50)
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(area.reserve, 30)
+            nursery.start_soon(area.reserve, 20)
+        assert area.used_bytes == 100
+        with pytest.raises(OutOfSpaceError, match="is full"):
+            await area.reserve(1)
+    assert (area.used_bytes, area.waiting) == (100, 0)
+    area.close()

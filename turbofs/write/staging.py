@@ -1,8 +1,9 @@
 """The staging area: a directory on tmpfs in which written bytes wait for the source, and how much may wait there.
 
-Room is given out in pages and is bounded twice. Below the soft limit a writer never waits. Above it, it waits as long as
-the source keeps taking bytes, so that writers slow down to the rate of the flush; once nothing has been freed for
-`stall_s`, it may go on up to the hard limit. Beyond that it is answered ENOSPC there and then, never later.
+Room is given out in pages and is bounded twice. Below the soft limit a writer does not wait. Above it, writers wait in the
+order in which they came, so that they slow down to the rate of the flush; one that has waited for `stall_s` may go on up
+to the hard limit. Where that is reached too, and nothing has been freed for `stall_s`, it is answered ENOSPC there and
+then, never later.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -36,8 +39,6 @@ class StagingArea:
         self.on_tmpfs = filesystem_of(directory) in {"tmpfs", "ramfs"}
         """Whether reads and writes cost a copy in memory, so that they may run on the event loop."""
         self.used_bytes = 0
-        self.waiting = 0
-        """Writers that wait for room."""
         self.wanted: Callable[[], None] = lambda: None
         """Told, whenever a writer has to wait, that room is wanted."""
         self._parked: dict[int, int] = {}
@@ -45,6 +46,10 @@ class StagingArea:
         self._lock = lock
         self._stall_s = stall_s
         self._freed = trio.Event()
+        self._freed_at = 0.0
+        """When room was given back last (monotonic seconds)."""
+        self._queue: deque[object] = deque()
+        """Writers that wait for room, in their order."""
 
     @classmethod
     def open(cls, directory: Path, *, limit_bytes: int, soft_bytes: int | None = None, stall_s: float) -> StagingArea:
@@ -69,6 +74,11 @@ class StagingArea:
         soft = soft_bytes if soft_bytes is not None else limit_bytes * 3 // 4
         return cls(directory, lock, limit_bytes=limit_bytes, soft_bytes=soft, stall_s=stall_s)
 
+    @property
+    def waiting(self) -> int:
+        """Writers that wait for room."""
+        return len(self._queue)
+
     def data_file(self, number: int) -> Path:
         """Where the bytes of staged file *number* are."""
         return self.directory / DATA_FOLDER / str(number)
@@ -79,23 +89,37 @@ class StagingArea:
 
     async def reserve(self, count_bytes: int) -> None:
         """Take room for *count_bytes*, waiting as the module says. Raises OutOfSpaceError."""
-        while self.used_bytes + count_bytes > self.soft_bytes:
-            freed = self._freed
+        if not self._queue and self.used_bytes + count_bytes <= self.soft_bytes:
+            self.used_bytes += count_bytes
+            return
+        turn = object()
+        self._queue.append(turn)
+        try:
+            await self._wait_for_room(count_bytes, turn)
+        finally:
+            self._queue.remove(turn)
+            self._wake()  # it is the next one's turn
+
+    async def _wait_for_room(self, count_bytes: int, turn: object) -> None:
+        patient_until = time.monotonic() + self._stall_s
+        while True:
+            now = time.monotonic()
+            if self._queue[0] is turn and self.used_bytes + count_bytes <= self.soft_bytes:
+                self.used_bytes += count_bytes
+                return
+            if now >= patient_until and self.reserve_nowait(count_bytes):
+                return
+            stalled_at = max(self._freed_at + self._stall_s, patient_until)
+            if now >= stalled_at:
+                raise OutOfSpaceError(
+                    f"staging in {self.directory} is full: {format_size(self.used_bytes)} of "
+                    f"{format_size(self.limit_bytes)} wait for the source",
+                    advice="raise --staging-size, or see `turbofs status` for what keeps the source from taking them",
+                )
             self.wanted()
-            self.waiting += 1
-            try:
-                with trio.move_on_after(self._stall_s):
-                    await freed.wait()
-            finally:
-                self.waiting -= 1
-            if not freed.is_set():
-                break
-        if not self.reserve_nowait(count_bytes):
-            raise OutOfSpaceError(
-                f"staging in {self.directory} is full: {format_size(self.used_bytes)} of "
-                f"{format_size(self.limit_bytes)} wait for the source",
-                advice="raise --staging-size, or see `turbofs status` for what keeps the source from taking them",
-            )
+            freed = self._freed
+            with trio.move_on_after((patient_until if now < patient_until else stalled_at) - now):
+                await freed.wait()
 
     def reserve_nowait(self, count_bytes: int) -> bool:
         """Take room within the hard limit; False where there is none."""
@@ -108,8 +132,12 @@ class StagingArea:
         """Give room back, and let those go on who wait for it."""
         if count_bytes:
             self.used_bytes -= count_bytes
-            freed, self._freed = self._freed, trio.Event()
-            freed.set()
+            self._freed_at = time.monotonic()
+            self._wake()
+
+    def _wake(self) -> None:
+        freed, self._freed = self._freed, trio.Event()
+        freed.set()
 
     def adopt(self, count_bytes: int) -> None:
         """Count what an earlier mount left here: it takes room, whatever the limit is now."""
