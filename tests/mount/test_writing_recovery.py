@@ -78,6 +78,25 @@ def test_acknowledged_bytes_survive_a_killed_daemon(place, step, held):
     assert sorted(os.listdir(source)) == ["big", "new", "old"]
 
 
+def test_cut_after_the_acknowledgement_is_what_is_found(place, step):
+    """A descriptor goes on after its early fsync, and the daemon dies: what is left is published, and is not called gone."""
+    source, shown = step
+    with place.direct(BRIEF_DRAIN) as mount:
+        acknowledge(shown)
+        mount.source.hold(["create"])
+        fd = os.open(shown / "new", os.O_RDWR | os.O_CREAT)
+        write_fd(fd, NEW)
+        os.fsync(fd)
+        os.ftruncate(fd, 10)
+        kill(mount)
+    with pytest.raises(OSError, match="not connected"):
+        os.close(fd)
+    with place.direct(BRIEF_DRAIN):
+        assert in_child((shown / "new").read_bytes) == NEW[:10]
+        persisted(shown / "new")
+    assert (source / "new").read_bytes() == NEW[:10]
+
+
 def test_unacknowledged_bytes_leave_the_old_file_or_the_synced_beginning(place, step):
     source, shown = step
     with place.direct(BRIEF_DRAIN) as mount:
