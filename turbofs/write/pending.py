@@ -114,6 +114,8 @@ class PendingActs:
         any deferred act falls what was to happen to the same names: it was meant for what is not there now. A whole new file
         under such a name relies on nothing but its directory.
         """
+        if pending.ended.is_set():
+            return  # it fell before it heard of it, and so did what relied on it: what came since relies on others
         self._end(pending, error)
         if error is None or not pending.deferred:
             return
@@ -163,8 +165,6 @@ class PendingActs:
             yield self._lines[job]
 
     def _end(self, pending: PendingAct, error: TurboError | None) -> None:
-        if pending.ended.is_set():
-            return
         pending.error = error
         pending.waits = [each for each in pending.waits if not each.ended.is_set()]  # no chain of all that ever was
         del self._acts[pending.sequence]

@@ -184,7 +184,10 @@ class Promises:
         """Park the bytes, and say that *path* is broken for as long as it is true."""
         self._broken.mark(path, error)
         if not file.unlinked and file not in self._waiting:
-            self._parking.park(file, self._flusher.side(file), path, f"{error}; {error.advice}")
+            side = self._flusher.side(file)
+            if side.generation != file.generation:
+                side.digest = None  # that of what the source has, and not of what is parked
+            self._parking.park(file, side, path, f"{error}; {error.advice}")
             file.error = error
         self._reverted([path])
 
