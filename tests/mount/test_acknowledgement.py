@@ -265,6 +265,20 @@ def test_staged_file_may_be_written_again(mount, corner):
         eventually(lambda: durability(shown / "file") == "persisted", "the newest is persisted")
     assert watcher.seen[-1] == contents[-1]
     assert [contents.index(each) for each in watcher.seen] == sorted({contents.index(each) for each in watcher.seen})
+    # What was acknowledged goes as it was, also while the next content is half written.
+    older, newer = content(MIB, seed=20), content(MIB, seed=21)
+    mount.source.hold(["create"])
+    write_all(shown / "file", older)
+    with Watcher(lambda: content_or_none(source / "file")) as watcher:
+        fd = os.open(shown / "file", os.O_WRONLY | os.O_TRUNC)
+        write_fd(fd, newer[: MIB // 2])
+        mount.source.release()
+        eventually(lambda: content_or_none(source / "file") == older, "the older content is on the source")
+        watcher.catch_up()
+        write_fd(fd, newer[MIB // 2 :])
+        os.close(fd)
+        eventually(lambda: durability(shown / "file") == "persisted", "the newer one is persisted")
+    assert watcher.seen == [contents[-1], older, newer]
 
 
 def test_acknowledgement_is_inherited_and_the_nearest_wins(mount, corner):

@@ -142,8 +142,9 @@ def test_failure_after_an_early_acknowledgement_is_never_lost(mount, corner):
     os.pwrite(fd, b"changed", 0)
     os.fsync(fd)
     eventually(lambda: durability(shown / "file") == "broken", "it is broken")
+    mount.source.heal()  # what is said from here on is what was kept, not a new failure
     assert outcome(os.fsync, fd) == errno.EDQUOT, "the next fsync says so"
-    outcome(os.close, fd)
+    assert outcome(os.close, fd) == errno.EDQUOT, "and so does the close"
     assert "made to fail" in broken_error(mount, shown / "file")
     assert (source / "file").read_bytes() == OLD
     waited = mount.place.turbofs("wait", str(shown / "file"))

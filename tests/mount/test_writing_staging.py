@@ -118,6 +118,12 @@ def test_room_is_given_back(place):
         (mount.path / "unlinked").unlink()
         os.close(fd)
         os.truncate(mount.path / "old", 10)
+        fd = os.open(mount.path / "file", os.O_RDWR | os.O_TRUNC)
+        write_fd(fd, content(3 * MIB))
+        assert staging(mount)["used_bytes"] >= 3 * MIB
+        os.ftruncate(fd, 0)
+        eventually(lambda: staging(mount)["used_bytes"] == 0, "nobody needs what was cut off, though the file is open")
+        os.close(fd)
         eventually(lambda: staging(mount)["used_bytes"] == 0, "nothing is staged")
         assert [path for path in (place.source).rglob("*") if path.name not in {"file", "old"}] == []
 
