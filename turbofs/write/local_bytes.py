@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from turbofs.errors import OutOfSpaceError
+from turbofs.errors import OutOfSpaceError, TurboError
 from turbofs.write.ranges import RangeSet
 from turbofs.write.staging import PAGE_BYTES, StagingArea
 
@@ -26,11 +26,12 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def guarded(area: StagingArea, function: Callable[[], T]) -> T:
-    """What *function* returns; an OSError of it becomes OutOfSpaceError, which says what to do."""
+    """What *function* returns; an OSError of it becomes OutOfSpaceError, or a TurboError for any other failure."""
     try:
         return function()
     except OSError as error:
-        raise OutOfSpaceError(
+        kind = OutOfSpaceError if error.errno in {errno.ENOSPC, errno.EDQUOT} else TurboError
+        raise kind(
             f"staging in {area.directory} failed: {error.strerror}",
             advice="free space there, or choose another directory with --staging-dir",
         ) from error
