@@ -97,13 +97,9 @@ class PendingActs:
 
     async def ready(self, pending: PendingAct) -> None:
         """Return when everything that *pending* waits for has ended. Raises CancelledActError where it fell with one."""
-        waits = list(pending.waits)
-        while waits:
-            earlier = waits.pop()
-            if not earlier.ended.is_set():
+        while ahead := _ahead(pending):
+            for earlier in ahead:
                 await earlier.ended.wait()
-            if earlier.jobs:  # it may have fallen, or been given up, before those ahead of it in the line
-                waits += [each for each in earlier.waits if each.jobs and not each.ended.is_set()]
         if pending.error is not None:
             raise pending.error
 
@@ -166,7 +162,7 @@ class PendingActs:
 
     def _end(self, pending: PendingAct, error: TurboError | None) -> None:
         pending.error = error
-        pending.waits = [each for each in pending.waits if not each.ended.is_set()]  # no chain of all that ever was
+        pending.waits = _ahead(pending) if pending.jobs else []  # not all that ever was
         del self._acts[pending.sequence]
         for place in self._places(pending):
             place.pop(pending.sequence, None)
@@ -197,6 +193,18 @@ def _upwards(path: str) -> Iterator[str]:
     while path != ROOT:
         path = split(path)[0]
         yield path
+
+
+def _ahead(pending: PendingAct) -> list[PendingAct]:
+    """What *pending* still waits for: what has a place in a line may have ended before those ahead of it there."""
+    found, looked_at = [], list(pending.waits)
+    while looked_at:
+        each = looked_at.pop()
+        if not each.ended.is_set():
+            found.append(each)
+        elif each.jobs:
+            looked_at += each.waits
+    return found
 
 
 def _relies(later: PendingAct, earlier: PendingAct, fallen: set[PendingAct]) -> bool:

@@ -133,6 +133,8 @@ class Uploads:
         await writer.abort()
         if stale or not side.appended:
             raise StaleFileError(f"{path} was changed elsewhere while it was open for appending")
+        if not file.whole and file.base_path == path:
+            await file.rebase(path)  # it is changed, but by us
         return None  # what an append of ours left there has been changed here since: all of it goes anew
 
     async def _new_upload(self, file: StagedFile, side: SourceSide, pending: PendingAct | None) -> Upload | None:
