@@ -17,7 +17,8 @@ import pytest
 from turbofs.errors import NotReachableError
 from turbofs.testing.children import Child, in_child
 from turbofs.testing.crash_daemons import Kill, defects
-from turbofs.testing.crash_jobs import PLANS, Job, beginning, broken_promise, difference, run
+from turbofs.testing.crash_jobs import PLANS, Job, beginning, run
+from turbofs.testing.crash_judge import broken_promise, difference
 from turbofs.testing.crashing import POINTS
 from turbofs.testing.waiting import eventually
 from turbofs.testing.writing import is_temporary

@@ -15,7 +15,8 @@ from turbofs.errors import NotReachableError
 from turbofs.testing.children import in_child
 from turbofs.testing.conformance_base import content
 from turbofs.testing.crash_daemons import Kill, defects
-from turbofs.testing.crash_jobs import Job, beginning, broken_promise, difference, run, save_checkpoints
+from turbofs.testing.crash_jobs import Job, beginning, run, save_checkpoints
+from turbofs.testing.crash_judge import broken_promise, difference
 from turbofs.testing.elsewhere import Elsewhere
 from turbofs.testing.hdfs_cluster import HdfsCluster
 from turbofs.testing.waiting import eventually
