@@ -176,7 +176,7 @@ class NameChanges:
         if not inode.detached:
             if inode.kernel_version == inode.attributes.version and seen.size == inode.attributes.size:
                 inode.kernel_version = seen.version  # the bytes are the same, whatever the times say
-            self._follow_version(inode, staged, seen.version)
+            await self._follow_version(inode, staged, seen.version)
             inode.attributes = seen
             inode.refreshed_at = time.monotonic()
 
@@ -215,6 +215,11 @@ class NameChanges:
             await writes.unlink_now(replaced)
         if staged is not None:
             staged.path = new
+            if not writes.is_dirty(staged):
+                # A rename moves the change time of a local file, and with it its version.
+                seen = await self._source.stat_exact(new)
+                writes.is_now(staged, seen.version)
+                moving.attributes = seen
 
     async def _keep_readable(self, inode: Inode, staged: StagedFile | None, path: str) -> bool:
         """The file *inode*, which the source has as *path*, is to be deleted: have at hand what may still be read of it.
@@ -324,12 +329,12 @@ class NameChanges:
         """The staged file of *inode* where it matters for the source: what is clean is the source's own."""
         return inode.staged if inode.staged is not None else self._writing.file_at(inode.path)
 
-    def _follow_version(self, inode: Inode, staged: StagedFile | None, version: FileVersion) -> None:
+    async def _follow_version(self, inode: Inode, staged: StagedFile | None, version: FileVersion) -> None:
         if staged is not None:
             self._writes.is_now(staged, version)
         reader = inode.reader
         if reader is not None and reader.version.file_id:
-            self._tree.names.touched(inode, version)
+            await self._tree.names.touched(inode, version)
 
     async def _as_source_knows(self, inode: Inode, change: AttributeChange) -> AttributeChange:
         if (change.mode or 0) & _SET_ID_BITS and Capability.SET_ID_BITS not in self._source.capabilities:

@@ -171,11 +171,22 @@ class NameService:
                     return known
                 self._table.drop_unused(known)
 
-    def touched(self, inode: Inode, version: FileVersion) -> None:
-        """Attributes of the open *inode* were set through this mount: its bytes are those that its readers have."""
+    async def touched(self, inode: Inode, version: FileVersion) -> None:
+        """Attributes of the open *inode* were set through this mount: its bytes are still those that its readers have.
+
+        The file is opened anew, because a local tree cannot tell a new time from new bytes.
+        """
         reader = inode.reader
-        if reader is not None and reader.version.compare(version) is Change.GREW:
-            reader.advance(version)
+        if reader is None or reader.version == version:
+            return
+        fresh = await self._source.open(inode.path)
+        same = (reader.version.file_id, reader.version.size) == (fresh.version.file_id, fresh.version.size)
+        if not same or inode.reader is not reader:
+            await fresh.aclose()
+            return
+        before, reader.source_file = reader.source_file, fresh
+        reader.advance(fresh.version)
+        await before.aclose()
 
     async def advance(self, inode: Inode, seen: Attributes) -> None:
         """*inode* is the same file, grown or touched: go on with its new version.

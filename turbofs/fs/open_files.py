@@ -180,8 +180,7 @@ class OpenFiles:
 
     async def _open_for_reading(self, inode: Inode, flags: int, caller: Caller) -> Opened:
         handle, keep_pages = await self._opener.open(inode)
-        direct = bool(inode.direct_writers)
-        handle.kernel_caches = not flags & os.O_DIRECT and not direct
+        handle.kernel_caches = not flags & os.O_DIRECT
         try:
             await self._xattrs.opened(handle, caller)
         except BaseException:
@@ -189,7 +188,7 @@ class OpenFiles:
             raise
         if handle.kernel_caches:
             inode.caching_handles += 1
-        return Opened(self._handles.add(handle), keep_cache=keep_pages and not direct, direct_io=direct)
+        return Opened(self._handles.add(handle), keep_cache=keep_pages, direct_io=False)
 
     def _is_staged(self, inode: Inode) -> bool:
         room = self._room

@@ -135,17 +135,17 @@ class Writing:
 
     async def create(self, parent: Inode, name: str, mode: int, flags: int, caller: Caller) -> StagedHandle:
         """A new file, or what is there where *flags* allow it; its handle holds the inode. Raises AlreadyExistsError."""
-        path = parent.child_path(name)
-        self._source.origin.require_name(path)
+        self._source.origin.require_name(parent.child_path(name))
         try:
-            seen = await self._source.stat(path)
+            seen = await self._source.stat(parent.child_path(name))
         except NotFoundError:
             seen = None
         if seen is not None:
-            raise AlreadyExistsError(f"{path} exists")
+            raise AlreadyExistsError(f"{parent.child_path(name)} exists")
         owner, group = await self.owner_for(caller, parent)
         if owner is not None and group is not None:
             await self._owners.resolve(owner, group)
+        path = parent.child_path(name)  # only now: what is above may have been renamed while this waited
         staged = self.writes.create(path, mode=stat.S_IMODE(mode), owner=owner, group=group)
         staged.exclusive = bool(flags & os.O_EXCL)
         known = self._table.child(parent, name)
@@ -199,9 +199,12 @@ class Writing:
         if handle.closed:  # by a child that inherited the descriptor
             handle.closed = False
             staged.closed_writers -= 1
+        if handle.direct and handle.inode.caching_handles:
+            self.pages_are_stale(handle.inode.number)  # kernels before 6.6 do not drop them by themselves
         handle.sequential = handle.sequential and offset == staged.size
         await staged.write(offset, data)
-        self.writes.changed(staged, stream=handle.sequential and not handle.early)
+        staged.streamable = handle.sequential and not handle.early
+        self.writes.changed(staged, stream=staged.streamable)
 
     async def truncate(self, inode: Inode, staged: StagedFile, size: int) -> None:
         if size != staged.size:
@@ -292,7 +295,13 @@ class Writing:
         if found is not None:
             self.bind(inode, found)
             return found
-        seen = await self._source.stat_exact(path)
+        try:
+            seen = await self._source.stat_exact(path)
+        except NotFoundError:
+            if inode.detached or inode.path == path:
+                raise
+            raise StaleFileError(f"{path} was renamed just now") from None
+        path = inode.path
         if inode.staged is not None and inode.staged is not bound:
             return inode.staged  # somebody else opened it while this waited
         self._agree(inode, seen)
@@ -336,8 +345,8 @@ class Writing:
     async def _handle(self, inode: Inode, staged: StagedFile, flags: int, caller: Caller) -> StagedHandle:
         access = flags & os.O_ACCMODE
         writable = access != os.O_RDONLY
-        # The page cache costs a copy, and a write-only descriptor has no use for it; but another descriptor's pages of
-        # the same file would not see what passes them by.
+        # The page cache costs a copy, and a write-only descriptor has no use for it; nor must it pass by the pages that
+        # another one has already. Who opens the file after it may map it: their pages are dropped as it writes.
         direct = writable and access == os.O_WRONLY and not inode.caching_handles
         handle = StagedHandle(
             inode,
@@ -345,7 +354,7 @@ class Writing:
             writable=writable,
             append=bool(flags & os.O_APPEND),
             direct=direct,
-            caches=not direct and not inode.direct_writers,
+            caches=not direct,
             uid=caller.uid,
             opener=thread_group_of(caller.pid) if writable else None,
             early=not inode.detached and self.early_for(inode.path, caller.uid) is not None,

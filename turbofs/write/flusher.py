@@ -27,6 +27,7 @@ from turbofs.write.naming import Naming
 from turbofs.write.pending import PendingAct, PendingActs
 from turbofs.write.source_side import SourceSide
 from turbofs.write.staged_file import StagedFile
+from turbofs.write.staging import PAGE_BYTES
 from turbofs.write.upload import Slots, Upload
 from turbofs.write.uploads import Uploads
 from turbofs.write.view import LocalView
@@ -154,7 +155,7 @@ class Flusher:
         """Upload what there is of a file that is being written; ends when there is no whole piece left. Never raises."""
         side = self._sides[file]
         try:
-            while not file.unlinked and file.size - self.uploaded(file) >= self._config.piece_bytes:
+            while not file.unlinked and file.size - self.uploaded(file) >= self._least():
                 async with file.lock:
                     if not side.streams or file.unlinked or side.named:
                         return
@@ -297,6 +298,10 @@ class Flusher:
         side.version = attributes.version
         self.published(file, attributes)
         self.published_in(split(path)[0])
+
+    def _least(self) -> int:
+        """What is worth sending of a file that is still being written: a piece, or whatever gives room back."""
+        return PAGE_BYTES if self.pressed() else self._config.piece_bytes
 
     def _count(self, count_bytes: int) -> None:
         self.uploaded_bytes += count_bytes

@@ -88,6 +88,18 @@ class PendingActs:
         """Whether a publication of the file number *file* is pending."""
         return file in self._publishing
 
+    async def renamed(self, path: Callable[[], str]) -> None:
+        """Return when no rename of *path*, or of what is above it, is being carried out: the name would be another."""
+        while (busy := self._renaming(path())) is not None:
+            await busy.ended.wait()
+
+    def _renaming(self, path: str) -> PendingAct | None:
+        for place in (path, *_upwards(path)):
+            for each in self._at.get(place, _NOTHING).values():
+                if isinstance(each.act, Rename) and not each.deferred and is_below(path, each.act.old):
+                    return each
+        return None
+
     def replaces(self, path: str) -> bool:
         """Whether what has the name *path* is to be deleted or replaced by an act that is pending."""
         return any(

@@ -10,6 +10,9 @@ from turbofs.write.promises import Promises
 from turbofs.write.staged_file import StagedFile
 from turbofs.write.staging import StagingArea
 
+_STREAMS = 4
+"""Short files that are uploaded at a time to make room."""
+
 
 class Reclaimer:
     """Runs when a writer has to wait for room. What is promised stays until it is published: a crash must find it."""
@@ -36,6 +39,14 @@ class Reclaimer:
             self._running = True
             self._background.start_soon(self._run)
 
+    def _stream_largest(self) -> None:
+        """Nothing could be let go: upload what is open and written front to back, however short it is."""
+        for file in sorted(self._files, key=lambda each: each.size, reverse=True)[:_STREAMS]:
+            side = self._flusher.side(file)
+            if file.streamable and side.streams and not side.streaming and not side.named:
+                side.streaming = True
+                self._background.start_soon(self._flusher.stream, file)
+
     async def _run(self) -> None:
         """The largest first, until there is room for a while."""
         try:
@@ -44,5 +55,7 @@ class Reclaimer:
                     return
                 if file in self._files and self._promises.waiting(file) is None and self._flusher.uploaded(file):
                     await self._flusher.let_go(file)
+            if self._area.waiting:
+                self._stream_largest()
         finally:
             self._running = False

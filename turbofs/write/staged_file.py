@@ -22,7 +22,7 @@ import trio
 from blake3 import blake3
 
 from turbofs.errors import OutOfSpaceError, ShortReadError, StaleFileError, TurboError
-from turbofs.model import AttributeChange, Attributes, FileKind, FileVersion
+from turbofs.model import AttributeChange, Attributes, Change, FileKind, FileVersion
 from turbofs.source.base import SourceFile
 from turbofs.write.local_bytes import Room, guarded, punch, write_all
 from turbofs.write.ranges import RangeSet
@@ -43,6 +43,9 @@ class StagedFile:
     `size`, `mode`, `owner`, `group` and the times are what the mount shows. `generation` counts changes of content,
     `attributes_generation` those of attributes; what the source has of them is for the flusher to know.
     """
+
+    streamable = False
+    """Written front to back so far, and not acknowledged early: it may be uploaded while it is written."""
 
     def __init__(
         self,
@@ -315,7 +318,7 @@ class StagedFile:
             if self._origin is None:
                 assert self._open_source is not None
                 origin = await self._open_source(self.base_path)
-                if self._expected is not None and not self._expected.keeps_bytes(origin.version):
+                if self._expected is not None and not _same_bytes(self._expected, origin.version):
                     await origin.aclose()
                     raise StaleFileError(f"{self.base_path} was changed elsewhere while it was open here")
                 self._origin = origin
@@ -387,3 +390,9 @@ class StagedFile:
             return await trio.to_thread.run_sync(function)
         finally:
             self._local_calls -= 1
+
+
+def _same_bytes(known: FileVersion, now: FileVersion) -> bool:
+    """Whether *now* has the bytes of *known*: also where only the change time of a local file moved (a rename, a chmod)."""
+    touched = known.compare(now) is Change.GREW and (known.size, known.mtime_ns) == (now.size, now.mtime_ns)
+    return known.keeps_bytes(now) or touched

@@ -7,6 +7,15 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from turbofs.background import Background
+from turbofs.errors import TurboError
+
+
+class Outcome:
+    """How a task ended, for who waits for it."""
+
+    def __init__(self) -> None:
+        self.ended = trio.Event()
+        self.error: TurboError | None = None
 
 
 class Tasks:

@@ -29,20 +29,12 @@ from turbofs.write.promises import Promises
 from turbofs.write.reclaiming import Reclaimer
 from turbofs.write.staged_file import StagedFile
 from turbofs.write.staging import StagingArea
-from turbofs.write.tasks import Tasks
+from turbofs.write.tasks import Outcome, Tasks
 from turbofs.write.view import LocalView
 
 _log = structlog.get_logger(__name__)
 
 _COPIED_BYTES = 1 << 20
-
-
-class _Outcome:
-    """How a publication ended, for who waits for it."""
-
-    def __init__(self) -> None:
-        self.ended = trio.Event()
-        self.error: TurboError | None = TurboError("it was not published: the mount ended meanwhile")
 
 
 class Writes:
@@ -151,7 +143,7 @@ class Writes:
             and side.streams
             and not side.streaming
             and not side.named
-            and file.size >= self._config.stream_from_bytes
+            and (file.size >= self._config.stream_from_bytes or self.flusher.pressed())
             and file.size - self.flusher.uploaded(file) >= self._config.piece_bytes
         ):
             side.streaming = True
@@ -183,10 +175,12 @@ class Writes:
         if not to_do and (early is not None or self.promises.waiting(file) is None):
             return
         if early is not None and await self.promises.stage(file):
+            await self.acts.renamed(lambda: file.path)
             self.promises.make(file, early)
             self.on_durability()
             return
-        outcome = _Outcome()
+        await self.acts.renamed(lambda: file.path)
+        outcome = Outcome()
         pending = self.acts.issue(Publish(file.path, file.number))
         file.users += 1
         self._tasks.start_soon(self._persist, file, pending, final, outcome)
@@ -339,7 +333,7 @@ class Writes:
         self.on_durability()
         await self.release(file)
 
-    async def _persist(self, file: StagedFile, pending: PendingAct, final: bool, outcome: _Outcome) -> None:
+    async def _persist(self, file: StagedFile, pending: PendingAct, final: bool, outcome: Outcome) -> None:
         failure = None
         try:
             await self.promises.kept_before(file, pending)
