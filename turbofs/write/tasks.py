@@ -11,11 +11,11 @@ from turbofs.errors import TurboError
 
 
 class Outcome:
-    """How a task ended, for who waits for it."""
+    """How a publication ended, for who waits for it."""
 
     def __init__(self) -> None:
         self.ended = trio.Event()
-        self.error: TurboError | None = None
+        self.error: TurboError | None = TurboError("it was not published: the mount ended meanwhile")
 
 
 class Tasks:
