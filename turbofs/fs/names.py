@@ -49,6 +49,8 @@ class NameService:
         try:
             seen = await self._source.stat(path)
         except NotFoundError:
+            if await self._staged.moved_meanwhile(path) or parent.child_path(name) != path:
+                return await self.look_up(parent, name)  # what is above was renamed here just then
             known = self._table.child(parent, name)
             if known is not None:
                 self._table.detach(known)
@@ -234,6 +236,9 @@ class StagedNames(Protocol):
     def bind(self, inode: Inode, staged: StagedFile) -> None:
         """*inode* is *staged* from now on."""
 
+    async def moved_meanwhile(self, path: str) -> bool:
+        """Whether *path*, or what is above it, is being renamed here; returns when it is not any more."""
+
     def shows(self, inode: Inode, staged: StagedFile) -> bool:
         """Whether *staged* is what the inode's name means now; its attributes are brought up to date then."""
 
@@ -246,6 +251,9 @@ class NothingStaged:
 
     def bind(self, inode: Inode, staged: StagedFile) -> None:
         raise ValueError(f"{inode.name!r} cannot be staged on a mount that only reads ({staged.number})")
+
+    async def moved_meanwhile(self, _path: str) -> bool:
+        return False
 
     def shows(self, _inode: Inode, _staged: StagedFile) -> bool:
         return False

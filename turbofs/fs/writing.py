@@ -82,6 +82,9 @@ class Writing:
         if staged.unlinked or self.writes.is_dirty(staged):
             inode.attributes = staged.attributes()
 
+    async def moved_meanwhile(self, path: str) -> bool:
+        return await self.writes.acts.renamed(lambda: path)
+
     def shows(self, inode: Inode, staged: StagedFile) -> bool:
         if not (staged.unlinked or self.writes.is_dirty(staged)):
             return False

@@ -88,10 +88,13 @@ class PendingActs:
         """Whether a publication of the file number *file* is pending."""
         return file in self._publishing
 
-    async def renamed(self, path: Callable[[], str]) -> None:
-        """Return when no rename of *path*, or of what is above it, is being carried out: the name would be another."""
+    async def renamed(self, path: Callable[[], str]) -> bool:
+        """Return when no rename of *path*, or of what is above it, is being carried out; whether one was."""
+        waited = False
         while (busy := self._renaming(path())) is not None:
             await busy.ended.wait()
+            waited = True
+        return waited
 
     def _renaming(self, path: str) -> PendingAct | None:
         for place in (path, *_upwards(path)):
