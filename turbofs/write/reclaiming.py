@@ -40,12 +40,15 @@ class Reclaimer:
             self._background.start_soon(self._run)
 
     def _stream_largest(self) -> None:
-        """Nothing could be let go: upload what is open and written front to back, however short it is."""
-        for file in sorted(self._files, key=lambda each: each.size, reverse=True)[:_STREAMS]:
+        """Upload what is open and written front to back, however short it is: first where most is still only here."""
+        for file in sorted(self._files, key=self._only_here, reverse=True)[:_STREAMS]:
             side = self._flusher.side(file)
-            if file.streamable and side.streams and not side.streaming and not side.named:
+            if file.streamable and side.streams and not side.streaming and not side.named and self._only_here(file):
                 side.streaming = True
                 self._background.start_soon(self._flusher.stream, file)
+
+    def _only_here(self, file: StagedFile) -> int:
+        return file.size - self._flusher.uploaded(file) if file.streamable else 0
 
     async def _run(self) -> None:
         """The largest first, until there is room for a while."""
