@@ -156,7 +156,9 @@ class Promises:
                 await self._flusher.publish(file, pending, final=file.writers <= file.closed_writers)
                 saved = side.generation >= self._waiting[file][pending]
                 shown = side.attributes_generation >= file.attributes_generation or self.waiting(file) is not pending
-                if file.unlinked or (saved and shown):
+                # A close may have joined the promise of an fsync: then the file is not only to be synced, but completed.
+                complete = side.upload is None or file.writers > file.closed_writers
+                if file.unlinked or (saved and shown and complete):
                     return  # else it was changed again, and promised, while this was on its way
 
         error: TurboError | None = None
