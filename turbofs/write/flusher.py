@@ -34,8 +34,9 @@ from turbofs.write.view import LocalView
 
 _log = structlog.get_logger(__name__)
 
-_ATTEMPTS = 4
-"""Uploads of one file for one publication: a pipeline that breaks with several DataNodes at once needs a fresh one."""
+_ATTEMPTS = 8
+"""Uploads of one file for one publication: a write is never repeated, so each passing failure of one costs an upload."""
+_PAUSE_FIRST_S, _PAUSE_LIMIT_S = 0.01, 1.0
 _TORN = 8
 """How often an upload begins anew because somebody changes the file behind it; after that, what is there goes."""
 
@@ -144,6 +145,7 @@ class Flusher:
                     if not error.transient or attempt == _ATTEMPTS:
                         raise
                     _log.info("upload begins anew", path=file.path, error=str(error))
+                    await trio.sleep(min(_PAUSE_LIMIT_S, _PAUSE_FIRST_S * 2**attempt))
                 except BaseException:
                     with trio.CancelScope(shield=True):
                         await self.uploads.drop(file, side)
