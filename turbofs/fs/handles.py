@@ -35,13 +35,13 @@ class ReadHandle:
 class StagedHandle:
     """A file open for writing, or open for reading while it is in staging.
 
-    *direct*: its writes pass the page cache by; *caches*: the kernel keeps its bytes there. *opener* is the process that
+    *direct*: its writes pass the page cache by. *opener* is the process that
     opened it, where that is known; *uid* its user, whose hints hold. *early*: it was acknowledged early when it was opened.
     """
 
     # fmt: off
     __slots__ = (
-        "append", "caches", "closed", "direct", "early", "inode", "may_publish", "opener", "sequential", "staged", "uid",
+        "append", "closed", "direct", "early", "inode", "may_publish", "opener", "sequential", "staged", "uid",
         "writable",
     )
     # fmt: on
@@ -54,7 +54,6 @@ class StagedHandle:
         writable: bool,
         append: bool,
         direct: bool,
-        caches: bool,
         uid: int,
         opener: int | None,
         early: bool,
@@ -64,7 +63,6 @@ class StagedHandle:
         self.writable = writable
         self.append = append
         self.direct = direct
-        self.caches = caches
         self.uid = uid
         self.opener = opener
         self.early = early

@@ -37,7 +37,6 @@ class Inode:
         "caching_handles",
         "children",
         "detached",
-        "direct_writers",
         "entries",
         "kernel_version",
         "lookups",
@@ -73,8 +72,6 @@ class Inode:
         """The local side of a file that this mount writes, or has written while it was open."""
         self.parked_path: str | None = None
         """Where the source keeps the content of a file that lost its name while it was open, until its last close."""
-        self.direct_writers = 0
-        """Handles whose writes pass the page cache by."""
         self.caching_handles = 0
         """Handles whose bytes the kernel may keep in its page cache."""
 

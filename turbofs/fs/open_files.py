@@ -74,7 +74,7 @@ class OpenFiles:
             return Opened(self._handles.add(VirtualHandle(inode, content)), keep_cache=False, direct_io=True)
         if writes or self._is_staged(inode):
             handle = await self._writable().writing.open(inode, flags, caller)
-            return Opened(self._handles.add(handle), keep_cache=False, direct_io=not handle.caches)
+            return Opened(self._handles.add(handle), keep_cache=False, direct_io=handle.direct)
         return await self._open_for_reading(inode, flags, caller)
 
     async def create(
@@ -92,7 +92,7 @@ class OpenFiles:
             inode = await self._tree.lookup(parent_number, name, caller)
             return inode, await self.open(inode.number, flags, caller)
         handle.inode.lookups += 1
-        opened = Opened(self._handles.add(handle), keep_cache=False, direct_io=not handle.caches)
+        opened = Opened(self._handles.add(handle), keep_cache=False, direct_io=handle.direct)
         return handle.inode, opened
 
     async def mknod(self, parent_number: int, name: str, mode: int, caller: Caller) -> Inode:

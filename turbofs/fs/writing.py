@@ -250,9 +250,7 @@ class Writing:
         """The last duplicate of a descriptor is closed. What was dirtied since its last FLUSH is published after this."""
         inode, staged = handle.inode, handle.staged
         inode.open_handles -= 1
-        if handle.direct:
-            inode.direct_writers -= 1
-        elif handle.caches:
+        if not handle.direct:
             inode.caching_handles -= 1
         if handle.writable:
             staged.writers -= 1
@@ -357,14 +355,11 @@ class Writing:
             writable=writable,
             append=bool(flags & os.O_APPEND),
             direct=direct,
-            caches=not direct,
             uid=caller.uid,
             opener=thread_group_of(caller.pid) if writable else None,
             early=not inode.detached and self.early_for(inode.path, caller.uid) is not None,
         )
-        if direct:
-            inode.direct_writers += 1
-        elif handle.caches:
+        if not direct:
             inode.caching_handles += 1
         staged.users += 1
         if writable:

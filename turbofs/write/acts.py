@@ -93,6 +93,11 @@ def is_below(path: str, top: str) -> bool:
     return top in {ROOT, path} or path.startswith(f"{top}/")
 
 
+def moved_path(path: str, old: str, new: str) -> str:
+    """*path* once *old* is called *new*: the same, unless it is at or below *old*."""
+    return new + path[len(old) :] if is_below(path, old) else path
+
+
 def touch(one: str, other: str) -> bool:
     """Whether what happens to one path matters to the other: they are equal, or one lies under the other."""
     return is_below(one, other) or is_below(other, one)

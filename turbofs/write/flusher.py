@@ -22,7 +22,7 @@ from turbofs.errors import (
 )
 from turbofs.model import Attributes, split
 from turbofs.source.base import Capability, Source
-from turbofs.write.acts import Publish, paths_of
+from turbofs.write.acts import Publish, moved_path, paths_of
 from turbofs.write.naming import Naming
 from turbofs.write.pending import PendingAct, PendingActs
 from turbofs.write.source_side import SourceSide
@@ -105,13 +105,13 @@ class Flusher:
     def moved(self, old: str, new: str) -> None:
         """A directory or file was renamed on the source: temporaries under it went along."""
         for file, side in self._sides.items():
-            upload, retired = side.upload, [_moved(path, old, new) for path in side.retired]
+            upload, retired = side.upload, [moved_path(path, old, new) for path in side.retired]
             follows = retired != side.retired
             side.retired = retired
             if side.resume is not None:
-                side.resume = (_moved(side.resume[0], old, new), *side.resume[1:])
-            file.base_path = _moved(file.base_path, old, new)
-            if upload is not None and upload.path != (path := _moved(upload.path, old, new)):
+                side.resume = (moved_path(side.resume[0], old, new), *side.resume[1:])
+            file.base_path = moved_path(file.base_path, old, new)
+            if upload is not None and upload.path != (path := moved_path(upload.path, old, new)):
                 upload.path = path
                 follows = follows or not upload.named
             if follows:
@@ -224,14 +224,13 @@ class Flusher:
                 await self.naming.take_name(file, side, upload, path)
             if file.unlinked and not side.named:
                 await self._take_back(path)
-            side.named = True
         else:
             await self._acts.ready(pending)
             if final and upload is not None:
                 await upload.finish()
+        side.named = True
         told = await self.naming.set_attributes(file, side, path)
         self.given_up.discard(path)
-        side.named = True
         side.generation, side.attributes_generation = generation, attributes_generation
         side.lowest_change = 1 << 63
         side.digest = upload.digest if upload is not None else side.digest
@@ -289,10 +288,8 @@ class Flusher:
         version = side.version
         if grown and version is not None and version.append_only and version.strong:
             # A sync moves the length on HDFS and nothing else: no question is needed, and logs sync often.
-            attributes = file.attributes().with_version(version._replace(size=file.size))
-            upload = side.upload
-            if upload is not None:
-                attributes = attributes.with_version(version._replace(size=upload.synced))
+            size = side.upload.synced if side.upload is not None else file.size
+            attributes = file.attributes().with_version(version._replace(size=size))
         elif seen is not None and seen.version.append_only and seen.version.strong:
             attributes = seen  # a rename changes nothing of a file on HDFS
         else:
@@ -307,7 +304,3 @@ class Flusher:
 
     def _count(self, count_bytes: int) -> None:
         self.uploaded_bytes += count_bytes
-
-
-def _moved(path: str, old: str, new: str) -> str:
-    return new + path[len(old) :] if path == old or path.startswith(f"{old}/") else path

@@ -64,7 +64,7 @@ class Naming:
                     raise
         own = side.recovered and side.version is not None and side.version != file.base
         # A writer that died with the mount may still be said to have our own file open.
-        if not own and await self._is_being_written(path):
+        if not own and await self.is_being_written(path):
             raise BusyError(f"{path} is being written by another client", advice="wait until it is closed")
         await self._source.rename(upload.path, path, replace=True, identity=upload.version)
         upload.path, upload.named = path, True
@@ -115,7 +115,8 @@ class Naming:
             await target.aclose()
         return True
 
-    async def _is_being_written(self, path: str) -> bool:
+    async def is_being_written(self, path: str) -> bool:
+        """Whether some client has *path* open for writing, perhaps one that died; False where there is nothing."""
         try:
             return await self._source.being_written(path)
         except NotFoundError:

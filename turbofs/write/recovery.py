@@ -16,7 +16,7 @@ import structlog
 
 from turbofs.errors import NotFoundError, TurboError
 from turbofs.source.base import Source
-from turbofs.write.acts import Act, Delete, DeleteDirectory, Publish, Rename, is_below, paths_of
+from turbofs.write.acts import Act, Delete, DeleteDirectory, Publish, Rename, is_below, moved_path, paths_of
 from turbofs.write.journal import ActRecord, FileRecord, Journal
 from turbofs.write.local_bytes import room_bytes
 from turbofs.write.staged_file import StagedFile
@@ -126,9 +126,8 @@ def _follow(files: Iterable[StagedFile], names: dict[str, StagedFile], act: Act)
     moved: dict[str, StagedFile] = {}
     if isinstance(act, Rename):
         for file in files:
-            if is_below(file.path, act.old):
-                file.path = act.new + file.path[len(act.old) :]
-        moved = {act.new + path[len(act.old) :]: file for path, file in names.items() if is_below(path, act.old)}
+            file.path = moved_path(file.path, act.old, act.new)
+        moved = {moved_path(path, act.old, act.new): file for path, file in names.items() if is_below(path, act.old)}
     if isinstance(act, Rename | Delete | DeleteDirectory):
         for gone in paths_of(act):
             for path in [path for path in names if is_below(path, gone)]:

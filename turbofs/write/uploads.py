@@ -71,8 +71,8 @@ class Uploads:
                 return
             if version.strong and target.file_id == version.file_id:
                 side.named, side.version = True, target
-                if await self._is_unfinished(path):
-                    return
+                if await self._naming.is_being_written(path):
+                    return  # by a writer that died: its last block shows to few, so the file is written anew
                 same = min(version.size, file.size) if holds else 0
                 if target.size >= file.size and await self._naming.begins(file, path, same, file.size):
                     side.generation, side.digest = file.generation, None
@@ -101,15 +101,8 @@ class Uploads:
             return
         if known is None or known.compare(now) is not Change.GREW or now.size < file.size:
             return
-        if not await self._is_unfinished(path) and await self._naming.begins(file, path, 0, file.size):
+        if not await self._naming.is_being_written(path) and await self._naming.begins(file, path, 0, file.size):
             side.version, side.generation, side.digest = now, file.generation, None
-
-    async def _is_unfinished(self, path: str) -> bool:
-        """Whether a writer that died has the file open still: its last block shows to few, so it is written anew."""
-        try:
-            return await self._source.being_written(path)
-        except NotFoundError:
-            return False
 
     async def _append_in_place(self, file: StagedFile, side: SourceSide, pending: PendingAct) -> Upload | None:
         assert isinstance(pending.act, Publish)

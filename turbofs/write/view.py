@@ -18,7 +18,7 @@ from time import time_ns
 from typing import Generic, TypeVar
 
 from turbofs.model import ROOT, AttributeChange, join
-from turbofs.write.acts import Act, Delete, DeleteDirectory, MakeDirectory, MakeLink, Publish, Rename, is_below
+from turbofs.write.acts import Act, Delete, DeleteDirectory, MakeDirectory, MakeLink, Publish, Rename, moved_path
 
 F = TypeVar("F")
 
@@ -302,8 +302,8 @@ class LocalView(Generic[F]):
     def _follow(self, old: str, new: str) -> None:
         """The source has renamed *old* to *new*: what was looked for under *old* is there now."""
         for node in self._elsewhere:
-            if isinstance(node.entry, OnSource) and is_below(node.entry.path, old):
-                node.entry = OnSource(new + node.entry.path[len(old) :])
+            if isinstance(node.entry, OnSource):
+                node.entry = OnSource(moved_path(node.entry.path, old, new))
 
     def _prune(self, node: _Node[F]) -> None:
         """Forget *node*, and those above it, where they say nothing."""

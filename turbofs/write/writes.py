@@ -18,7 +18,7 @@ from turbofs.config import WriteConfig
 from turbofs.errors import NotFoundError, TurboError
 from turbofs.model import AttributeChange, Attributes, FileVersion, split
 from turbofs.source.base import Source
-from turbofs.write.acts import Act, Delete, Early, Publish, Rename, is_below, paths_of
+from turbofs.write.acts import Act, Delete, Early, Publish, Rename, is_below, moved_path, paths_of
 from turbofs.write.broken import BrokenPaths
 from turbofs.write.changes import Before, Changes, defect
 from turbofs.write.flusher import Flusher
@@ -262,10 +262,11 @@ class Writes:
         """Staged files at and below *old* are called *new* now."""
         moved = [file for file in self._files if file.path and not file.unlinked and is_below(file.path, old)]
         for file in moved:
+            path = moved_path(file.path, old, new)
             if self.view.file(file.path) is file:
                 self.view.remove(file.path)
-                self.view.put(new + file.path[len(old) :], file)
-            file.path = new + file.path[len(old) :]
+                self.view.put(path, file)
+            file.path = path
 
     def files_below(self, directory: str) -> list[StagedFile]:
         """Staged files at and below *directory* that the source does not have as they are."""
