@@ -15,13 +15,13 @@ from random import Random
 import pytest
 
 from turbofs.errors import NotReachableError
+from turbofs.source.orphans import is_temporary_name
 from turbofs.testing.children import Child, in_child
 from turbofs.testing.crash_daemons import Kill, defects
 from turbofs.testing.crash_jobs import PLANS, Job, beginning, run
 from turbofs.testing.crash_judge import broken_promise, difference
 from turbofs.testing.crashing import POINTS
 from turbofs.testing.waiting import eventually
-from turbofs.testing.writing import is_temporary
 
 pytestmark = pytest.mark.mount
 
@@ -40,7 +40,7 @@ def tree_of(root, hidden=()):
             tree[os.path.relpath(f"{folder}/{name}", root)] = None
         for name in files:
             path = os.path.relpath(f"{folder}/{name}", root)
-            if is_temporary(name):
+            if is_temporary_name(name):
                 temporaries.append(path)
             else:
                 with open(f"{folder}/{name}", "rb") as file:

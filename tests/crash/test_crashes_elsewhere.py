@@ -12,6 +12,7 @@ import hdfs_native
 import pytest
 
 from turbofs.errors import NotReachableError
+from turbofs.source.orphans import is_temporary_name
 from turbofs.testing.children import in_child
 from turbofs.testing.conformance_base import content
 from turbofs.testing.crash_daemons import Kill, defects
@@ -20,7 +21,7 @@ from turbofs.testing.crash_judge import broken_promise, difference
 from turbofs.testing.elsewhere import Elsewhere
 from turbofs.testing.hdfs_cluster import HdfsCluster
 from turbofs.testing.waiting import eventually
-from turbofs.testing.writing import acknowledge, durability, is_temporary, write_all
+from turbofs.testing.writing import acknowledge, durability, write_all
 
 MIB = 1 << 20
 DATA = content(3 * MIB + 5, seed=1)
@@ -55,7 +56,7 @@ def tree_of(elsewhere):
     tree, temporaries = {}, []
     for status in client.list_status(elsewhere.folder, recursive=True):
         path = os.path.relpath(status.path, elsewhere.folder)
-        if is_temporary(os.path.basename(path)):
+        if is_temporary_name(os.path.basename(path)):
             temporaries.append(path)
         elif status.isdir:
             tree[path] = None

@@ -12,6 +12,7 @@ import sys
 import pytest
 from blake3 import blake3
 
+from turbofs.source.orphans import is_temporary_name
 from turbofs.testing.children import Child, in_child
 from turbofs.testing.conformance_base import content
 from turbofs.testing.mounts import workplace
@@ -22,7 +23,7 @@ from turbofs.testing.writing import (
     acknowledge,
     content_or_none,
     durability,
-    is_temporary,
+    outcome,
     temporaries,
     write_all,
     write_fd,
@@ -53,15 +54,6 @@ def corner(mount, request):
     yield mount.place.source / name, mount.path / name
     mount.source.release()
     mount.source.heal()
-
-
-def outcome(act, *arguments):
-    """None where *act* works, else its errno."""
-    try:
-        act(*arguments)
-    except OSError as error:
-        return error.errno
-    return None
 
 
 def listed(mount, shown):
@@ -95,7 +87,7 @@ def test_new_file_has_a_hidden_temporary_name_until_close(mount, corner):
         eventually(lambda: temporaries(source), "it is on its way")
         assert all(path.parent == source for path in temporaries(source))
         assert os.listdir(shown) == ["file"], "the mount lists no temporary names"
-        assert all(is_temporary(name) for name in os.listdir(source))
+        assert all(is_temporary_name(name) for name in os.listdir(source))
         watcher.catch_up()
         assert watcher.seen == [None]
         os.close(fd)
@@ -376,7 +368,7 @@ def test_umount_drains(place):
         with start(place, "umount", str(mount.path)) as ending:
             eventually(lambda: mount.status()["writing"]["draining"], "it drains")
             assert ending.poll() is None
-            assert all(is_temporary(name) for name in os.listdir(place.source / "step"))
+            assert all(is_temporary_name(name) for name in os.listdir(place.source / "step"))
             mount.source.release()
             said, _ = ending.communicate(timeout=60)
         assert ending.returncode == 0, said

@@ -29,6 +29,7 @@ from turbofs.testing.writing import (
     broken_error,
     content_or_none,
     durability,
+    outcome,
     temporaries,
     write_all,
     write_fd,
@@ -56,15 +57,6 @@ def corner(mount, request):
     yield mount.place.source / name, mount.path / name
     mount.source.heal()
     mount.source.release()
-
-
-def outcome(act, *arguments):
-    """None where *act* works, else its errno."""
-    try:
-        act(*arguments)
-    except OSError as error:
-        return error.errno
-    return None
 
 
 def safetensors_of(data):

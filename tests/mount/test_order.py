@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from turbofs.source.orphans import is_temporary_name
 from turbofs.testing.children import Child, in_child
 from turbofs.testing.conformance_base import content
 from turbofs.testing.mounts import workplace
@@ -18,7 +19,6 @@ from turbofs.testing.writing import (
     broken_error,
     content_or_none,
     durability,
-    is_temporary,
     temporaries,
     write_all,
 )
@@ -173,7 +173,7 @@ def test_directory_is_renamed_after_what_is_in_it(mount, job):
     assert durability(shown / "step-2" / "model-0") == "staged"
     write_all(shown / "step-2" / "late", THREE)  # under the new name, which the source does not have yet
     assert not (source / "step-2").exists()
-    assert all(is_temporary(os.path.basename(path)) for path in asked(mount, source, {"rename"}))
+    assert all(is_temporary_name(os.path.basename(path)) for path in asked(mount, source, {"rename"}))
     mount.source.release()
     eventually(lambda: content_or_none(source / "step-2" / "late") == THREE, "all of it is there")
     assert complete(source, "step-2", TWO)
@@ -244,7 +244,7 @@ def test_broken_checkpoint_cancels_what_relied_on_it(mount, job):
     # The source: as before, with what of the second checkpoint did get there.
     assert (source / "latest").read_text() == "step-1"
     assert (source / "step-1" / "model").read_bytes() == ONE
-    assert not any(is_temporary(name) for name in os.listdir(source))
+    assert not any(is_temporary_name(name) for name in os.listdir(source))
     # Here: the same, and everything that was not done is said.
     eventually(lambda: content_or_none(shown / "latest") == b"step-1", "the tracker file is the source's")
     assert (shown / "step-1" / "model").read_bytes() == ONE

@@ -18,7 +18,7 @@ from turbofs.testing.children import Child, in_child
 from turbofs.testing.conformance_base import content
 from turbofs.testing.mounts import workplace
 from turbofs.testing.waiting import eventually
-from turbofs.testing.writing import write_all
+from turbofs.testing.writing import outcome, write_all
 
 pytestmark = pytest.mark.mount
 
@@ -49,15 +49,6 @@ def corner(mount, request):
     (mount.place.source / name).mkdir()
     (mount.place.source / name).chmod(0o777)
     return mount.place.source / name, mount.path / name
-
-
-def outcome(act, *arguments):
-    """None where *act* works, else its errno."""
-    try:
-        act(*arguments)
-    except OSError as error:
-        return error.errno
-    return None
 
 
 def rename2(old, new, flags):

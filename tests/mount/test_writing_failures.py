@@ -17,6 +17,7 @@ from turbofs.testing.writing import (
     content_or_none,
     durability,
     last_error,
+    outcome,
     temporaries,
     write_all,
     write_fd,
@@ -44,15 +45,6 @@ def corner(mount, request):
     yield mount.place.source / name, mount.path / name
     mount.source.heal()
     mount.source.release()
-
-
-def outcome(act, *arguments):
-    """None where *act* works, else its errno."""
-    try:
-        act(*arguments)
-    except OSError as error:
-        return error.errno
-    return None
 
 
 @pytest.mark.parametrize("act", ["create", "write", "complete", "rename"])

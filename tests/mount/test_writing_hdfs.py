@@ -14,6 +14,7 @@ import stat
 import httpx
 import pytest
 
+from turbofs.source.orphans import is_temporary_name
 from turbofs.testing.children import in_child
 from turbofs.testing.conformance_base import content
 from turbofs.testing.elsewhere import Elsewhere
@@ -23,8 +24,8 @@ from turbofs.testing.writing import (
     Watcher,
     acknowledge,
     durability,
-    is_temporary,
     last_error,
+    outcome,
     write_all,
     write_fd,
 )
@@ -101,15 +102,6 @@ def corner(mount, elsewhere, request):
     yield Corner(elsewhere, name, mount.path)
     mount.source.heal()
     mount.source.release()
-
-
-def outcome(act, *arguments):
-    """None where *act* works, else its errno."""
-    try:
-        act(*arguments)
-    except OSError as error:
-        return error.errno
-    return None
 
 
 def slurp(path):
@@ -207,7 +199,7 @@ def test_new_file_appears_whole(corner, size):
         fd = os.open(corner.shown / "file", os.O_WRONLY | os.O_CREAT, 0o644)
         write_fd(fd, BIG[:size])
         if size > 8 * MIB:
-            eventually(lambda: [name for name in corner.names() if is_temporary(name)], "it is on its way")
+            eventually(lambda: [name for name in corner.names() if is_temporary_name(name)], "it is on its way")
         watcher.catch_up()
         assert watcher.seen == [None]
         assert os.listdir(corner.shown) == ["file"]

@@ -17,7 +17,7 @@ from turbofs.testing.conformance_base import content
 from turbofs.testing.elsewhere import Elsewhere
 from turbofs.testing.hdfs_cluster import HdfsCluster
 from turbofs.testing.waiting import eventually
-from turbofs.testing.writing import acknowledge, durability, write_all, write_fd
+from turbofs.testing.writing import acknowledge, durability, outcome, write_all, write_fd
 
 pytestmark = [pytest.mark.hdfs, pytest.mark.mount]
 
@@ -57,15 +57,6 @@ def elsewhere(fragile):
 def mounted(place, elsewhere):
     """`with mounted(*options) as mount`: the folder of `elsewhere`."""
     return partial(place.mount, f"source.web_address={elsewhere.cluster.web}", source=elsewhere.uri)
-
-
-def outcome(act, *arguments):
-    """None where *act* works, else its errno."""
-    try:
-        act(*arguments)
-    except OSError as error:
-        return error.errno
-    return None
 
 
 def read(elsewhere, name):

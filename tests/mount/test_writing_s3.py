@@ -13,7 +13,7 @@ from turbofs.testing.conformance_base import content
 from turbofs.testing.mounts import workplace
 from turbofs.testing.s3_server import CREDENTIALS, REGION, S3Server
 from turbofs.testing.waiting import eventually
-from turbofs.testing.writing import acknowledge, durability, write_all, write_fd
+from turbofs.testing.writing import acknowledge, durability, outcome, write_all, write_fd
 
 pytestmark = pytest.mark.mount
 
@@ -61,15 +61,6 @@ class Store:
                 return stream.read()
         except FileNotFoundError:
             return None
-
-
-def outcome(act, *arguments):
-    """None where *act* works, else its errno."""
-    try:
-        act(*arguments)
-    except OSError as error:
-        return error.errno
-    return None
 
 
 def test_object_appears_whole_at_close(mount, store):

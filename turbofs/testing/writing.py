@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
 
+from turbofs.source.orphans import is_temporary_name
 from turbofs.testing.mounts import Mount
 
 ACK = "user.turbofs.ack"
@@ -41,14 +42,18 @@ def broken_error(mount: Mount, path: Path) -> str | None:
     return next((each["error"] for each in writing["broken"] if each["path"] == shown), None)
 
 
-def is_temporary(name: str) -> bool:
-    """Whether *name* is one under which a file waits for its own."""
-    return name.startswith(".turbofs-") and name.endswith(".tmp")
+def outcome(act: Callable[..., object], *arguments: object) -> int | None:
+    """None where *act* works, else its errno."""
+    try:
+        act(*arguments)
+    except OSError as error:
+        return error.errno
+    return None
 
 
 def temporaries(folder: Path) -> list[Path]:
     """The hidden temporary files below *folder* of a local tree."""
-    return sorted(path for path in folder.rglob(".turbofs-*") if is_temporary(path.name))
+    return sorted(path for path in folder.rglob(".turbofs-*") if is_temporary_name(path.name))
 
 
 def write_all(
