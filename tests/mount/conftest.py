@@ -16,6 +16,16 @@ def place():
         yield made
 
 
+@pytest.fixture
+def corner(mount, request):
+    """A new directory of this test in the module's `mount`, whose source obeys: (in the source, in the mount)."""
+    name = request.node.name.replace("[", "-").replace("]", "").replace(" ", "_")
+    (mount.place.source / name).mkdir()
+    yield mount.place.source / name, mount.path / name
+    mount.source.heal()
+    mount.source.release()
+
+
 @pytest.fixture(scope="module", params=[PLAIN, FILE, pytest.param(HDFS, marks=pytest.mark.hdfs)])
 def tree(request):
     """A writable directory that a module's tests share: a plain one, and mounts of `file:` and `hdfs:`."""

@@ -46,16 +46,6 @@ def mount():
         yield made
 
 
-@pytest.fixture
-def corner(mount, request):
-    """A new directory of this test: (in the source, in the mount)."""
-    name = request.node.name.replace("[", "-").replace("]", "").replace(" ", "_")
-    (mount.place.source / name).mkdir()
-    yield mount.place.source / name, mount.path / name
-    mount.source.release()
-    mount.source.heal()
-
-
 def listed(mount, shown):
     """What the mount's status says of the file that is being written or waits: its state, or None."""
     path = f"/{shown.relative_to(mount.path)}"

@@ -49,16 +49,6 @@ def mount():
         yield made
 
 
-@pytest.fixture
-def corner(mount, request):
-    """A new directory of this test: (in the source, in the mount)."""
-    name = request.node.name.replace("[", "-").replace("]", "").replace(" ", "_")
-    (mount.place.source / name).mkdir()
-    yield mount.place.source / name, mount.path / name
-    mount.source.heal()
-    mount.source.release()
-
-
 def safetensors_of(data):
     """A file with one tensor: the header's length, the header, the bytes."""
     header = json.dumps({"w": {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}}).encode()

@@ -37,16 +37,6 @@ def mount():
         yield made
 
 
-@pytest.fixture
-def corner(mount, request):
-    """A new directory of this test: (in the source, in the mount)."""
-    name = request.node.name.replace("[", "-").replace("]", "").replace(" ", "_")
-    (mount.place.source / name).mkdir()
-    yield mount.place.source / name, mount.path / name
-    mount.source.heal()
-    mount.source.release()
-
-
 @pytest.mark.parametrize("act", ["create", "write", "complete", "rename"])
 @pytest.mark.parametrize("kind", ["new", "existing"])
 def test_failed_save_is_told_by_close(mount, corner, kind, act):
